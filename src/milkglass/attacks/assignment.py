@@ -1,8 +1,8 @@
 """Turns log-likelihoods into a guess, by the best joint assignment.
 
 Each public id of a group is used at most once. The best joint assignment (Kuhn 1955) is therefore better than the most
-likely id of each row. If a token has r scrambled ids, a group has r times as many rows as members, and each member is
-used r times.
+likely id of each row. If a token has several scrambled ids (aliases), a group has that many times as many rows as
+members, and each member is used as often.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ def guess_by_rank(candidates: Candidates, size: int, k: int = 10) -> Guess:
 
 
 def best_assignment(log_likelihood: NDArray[np.float64]) -> tuple[Ids, Ids]:
-    """Returns the rows and columns of the assignment with the greatest total log-likelihood, from (r, m).
+    """Returns the rows and columns of the assignment with the greatest total log-likelihood.
 
     Each column is taken up to `rows_per_member` times. A log-likelihood of -inf counts as very unlikely, not as
     forbidden, so that there is always an assignment.
+
+    Args:
+        log_likelihood: (r, m), for r rows and m members.
     """
     lowest = np.finfo(np.float64).min / 1e6
     member_count = log_likelihood.shape[1]

@@ -80,8 +80,8 @@ def hidden_states(model: PreTrainedModel, ids: torch.Tensor, layer: int | None =
     Args:
         model: as `body` gives it.
         ids: (b, t).
-        layer: after how many layers the states are taken, as the next layer receives them: a decoder's last norm is not
-            applied. None, or more layers than there are: the model's last states.
+        layer: after how many layers the states are taken, as the next layer receives them. None, or no fewer layers
+            than `model` has: its last states, to which a decoder's last norm is applied.
     """
     if layer is None:
         return model(input_ids=ids).last_hidden_state.float()

@@ -137,16 +137,16 @@ class ClusterSearch:
 
     # --- how good the equations are
     def measure_error(self) -> None:
-        """Sets `relative_error`, and projects the rows if it is small enough."""
+        """Sets `relative_error`, and projects the rows to `sketch` dimensions if it is below MAX_SKETCH_NOISE."""
         self._project(self.unit_rows.shape[1])
         self._refresh_pools()
         if not self.is_free.any():
             return
         seeds = self.rng.permutation(np.flatnonzero(self.is_free))[:NOISE_SAMPLE_ROWS]
         misfits = []
-        for some_seeds in np.array_split(seeds, max(1, len(seeds) // 16)):
-            _, candidates = self._shortlist(some_seeds, self._possible_width(max(self.settings.widths)))
-            for seed, tokens in zip(some_seeds, candidates, strict=True):
+        for seed_batch in np.array_split(seeds, max(1, len(seeds) // 16)):
+            _, candidates = self._shortlist(seed_batch, self._possible_width(max(self.settings.widths)))
+            for seed, tokens in zip(seed_batch, candidates, strict=True):
                 share = len(tokens) / self.unit_rows.shape[1]
                 residual = float(
                     sparse.misfits(self.unit_rows[seed][None], self.unit_tokens[torch.from_numpy(tokens)])[0]
@@ -341,9 +341,10 @@ class ClusterSearch:
         return True
 
     def _expand(self, row_count: int, tokens: Ids, weights: NDArray[np.float64]) -> tuple[Ids, NDArray[np.float64]]:
-        """Returns the members of so many rows, with equal tokens where rows need them, and their weights.
+        """Returns the members of a cluster of `row_count` rows, and their weights (rows, members).
 
-        Equal tokens share the weight (rows,) of the first of them.
+        If there are more rows than `tokens` need, tokens that equal them are members too, and share the weight of the
+        first of them.
         """
         extra_count = row_count // self.alias_count - len(tokens)
         members, columns = [], []
@@ -385,13 +386,13 @@ class ClusterSolve(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns a group for each solved cluster, its order equally likely, and groups by cosine of the rest.
+        """Returns a group for each solved cluster, all orders equally likely, and groups of the other rows by cosine.
 
         A group has weights unless its rows equal public ones or were not solved. Noise may make a weight negative.
         """
         features = _features(transcript.model, required(knowledge.public_model), self.head)
         counts = transcript.id_counts
-        counts = counts if counts.any() else np.ones_like(counts)  # if nothing crossed, no row matters less
+        counts = counts if counts.any() else np.ones_like(counts)  # if nothing crossed, all rows count alike
         search = ClusterSearch(*features, counts, self, knowledge.alias_count, rng)
         search.take_out_equal_rows()
         search.measure_error()
@@ -406,15 +407,15 @@ class ClusterSolve(Solver):
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
         public_shape, scrambled_shape = (public.vocab_size, public.width), (scrambled.vocab_size, scrambled.width)
         max_size = knowledge.alias_count * public.vocab_size
-        fits = scrambled.width == public.width and public.vocab_size <= scrambled.vocab_size <= max_size
-        return None if fits else f"the public table is {public_shape}, the one seen {scrambled_shape}"
+        is_compatible = scrambled.width == public.width and public.vocab_size <= scrambled.vocab_size <= max_size
+        return None if is_compatible else f"the public table is {public_shape}, the one seen {scrambled_shape}"
 
 
-def _features(scrambled: Model, public: Model, head: bool) -> tuple[Tensor, Tensor]:
+def _features(scrambled: Model, public: Model, uses_head: bool) -> tuple[Tensor, Tensor]:
     """Returns (n, d) of both models, or (n, 2 d) with an untied head beside the table, at the table's scale."""
     table, original = scrambled.table, public.table
     if (
-        head
+        uses_head
         and scrambled.head is not None
         and public.head is not None
         and scrambled.head.shape[1] == public.head.shape[1]

@@ -58,28 +58,28 @@ def mutual_nearest(scrambled: Tensor, public: Tensor) -> tuple[Tensor, Tensor]:
     return rows[nearest_scrambled == rows], nearest_public[nearest_scrambled == rows]
 
 
-def best_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
-    """Returns the orthogonal T (d, d) that minimises ||vectors T - turned_vectors|| (Schönemann 1966), in fp64."""
-    u, _, v = torch.linalg.svd(vectors.double().T @ turned_vectors.double())
+def best_rotation(vectors: Tensor, rotated_vectors: Tensor) -> Tensor:
+    """Returns the orthogonal T (d, d) that minimises ||vectors T - rotated_vectors|| (Schönemann 1966), in fp64."""
+    u, _, v = torch.linalg.svd(vectors.double().T @ rotated_vectors.double())
     return u @ v
 
 
-def trimmed_rotation(vectors: Tensor, turned_vectors: Tensor) -> Tensor:
+def trimmed_rotation(vectors: Tensor, rotated_vectors: Tensor) -> Tensor:
     """Returns the rotation of the half of the pairs (a, d) that it fits best.
 
     The worse half is left out, and the rotation found again, until the choice of pairs stays the same.
     """
-    turn = best_rotation(vectors, turned_vectors)
+    rotation = best_rotation(vectors, rotated_vectors)
     inliers = torch.empty(0, dtype=torch.long)
     for _ in range(MAX_ROUNDS):
         norms = vectors.double().norm(dim=1).clamp_min(1e-30)
-        error = (vectors.double() @ turn - turned_vectors.double()).norm(dim=1) / norms
+        error = (vectors.double() @ rotation - rotated_vectors.double()).norm(dim=1) / norms
         best = error.topk(-(-len(error) // 2), largest=False).indices.sort().values
         if torch.equal(best, inliers):
             break
         inliers = best
-        turn = best_rotation(vectors[inliers], turned_vectors[inliers])
-    return turn
+        rotation = best_rotation(vectors[inliers], rotated_vectors[inliers])
+    return rotation
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Gram(NearestRows):
     """Finds a secret rotation of the table by products of rows, and guesses the nearest rows after it is undone.
 
     Attributes:
-        landmarks: how many rows products are taken with.
+        landmarks: how many of the longest rows the products are taken with.
         anchors: how many scrambled rows are matched by fingerprint; at least four times the dimensions are.
         tolerance: how much the sorted norms of rows may differ, relative to them.
     """
@@ -123,5 +123,5 @@ class Gram(NearestRows):
         rows, tokens = mutual_nearest(
             scrambled_fingerprints, fingerprints(public, torch.arange(len(public)), landmark_count)
         )
-        turn = trimmed_rotation(public[tokens], scrambled[sample[rows]])
-        return RowFeatures((scrambled.double() @ turn.T).float(), public, "cosine")
+        rotation = trimmed_rotation(public[tokens], scrambled[sample[rows]])
+        return RowFeatures((scrambled.double() @ rotation.T).float(), public, "cosine")

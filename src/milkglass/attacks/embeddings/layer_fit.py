@@ -190,22 +190,23 @@ def gains_beside(public: Model, name: str) -> list[str]:
 
 def _best_fit(stem: str, normals: Mapping[str, NormalEquations], public: Model) -> FittedStack:
     """Fits the matrices of a stack (normal equations by name) with each gain of their layers, and returns the best."""
-    beside = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
-    everywhere = [gain for gain in next(iter(beside.values())) if all(gain in gains for gains in beside.values())]
+    gains_of_matrix = {name: {_stem(gain): gain for gain in gains_beside(public, name)} for name in normals}
+    first_gains, *other_gains = gains_of_matrix.values()
+    common_gains = [gain for gain in first_gains if all(gain in gains for gains in other_gains)]
     fitted: list[FittedStack] = []
-    for gain in (None, *everywhere):
+    for gain in (None, *common_gains):
         scaled = [
-            normal if gain is None else normal.with_gain(public.tensors[beside[name][gain]])
+            normal if gain is None else normal.with_gain(public.tensors[gains_of_matrix[name][gain]])
             for name, normal in normals.items()
         ]
         total = functools.reduce(operator.add, scaled)
         fitted.append(FittedStack(stem, gain, total, total.solve()))
         if fitted[0].fit.unexplained_share < 1e-3:  # nothing was folded
             break
-    return min(fitted, key=lambda kind: kind.fit.unexplained_share)
+    return min(fitted, key=lambda stack: stack.fit.unexplained_share)
 
 
-# --- what they say together ------------------------------------------------------------------------------------------
+# --- which transformations -------------------------------------------------------------------------------------------
 def find_transformations(public: Model, uploaded: Model, tolerance: float) -> tuple[Estimate, ...] | str:
     """Returns the transformations of the layers, the one that fits best first, or why there is none."""
     if not any(stacks(public, uploaded)):

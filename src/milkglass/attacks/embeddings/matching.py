@@ -97,8 +97,9 @@ class Matching(Solver):
             if budget.left() <= 0:
                 break
             budget.spend(_work(batch))
-            for index, of_weights in zip(batch.indices, log_likelihood(batch, required(epsilon)), strict=True):
-                log_likelihoods[index] = log_likelihoods[index] + of_weights
+            batch_likelihoods = log_likelihood(batch, required(epsilon))
+            for index, group_likelihood in zip(batch.indices, batch_likelihoods, strict=True):
+                log_likelihoods[index] = log_likelihoods[index] + group_likelihood
         return Candidates(groups, tuple(log_likelihoods))
 
 
@@ -123,7 +124,7 @@ def _work(batch: ClusterBatch) -> float:
 
 
 def _is_usable(group: Group) -> bool:
-    """Returns whether a group has weights, and as many rows for each of its tokens."""
+    """Returns whether a group has weights, several tokens, and equally many rows for each of them."""
     return group.weights is not None and len(group.members) > 1 and len(group.rows) % len(group.members) == 0
 
 
@@ -186,7 +187,7 @@ def estimate_epsilon(batches: list[ClusterBatch]) -> float:
     At either end of the first grid nothing is refined.
     """
 
-    def fit(epsilon: float) -> float:
+    def total_log_likelihood(epsilon: float) -> float:
         total = 0.0
         for batch in batches:
             values = log_likelihood(batch, epsilon)
@@ -196,10 +197,10 @@ def estimate_epsilon(batches: list[ClusterBatch]) -> float:
 
     grid = np.array(EPSILON_GRID)
     for _ in range(3):
-        scores = [fit(float(value)) for value in grid]
+        scores = [total_log_likelihood(float(value)) for value in grid]
         best = int(np.argmax(scores))
         low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
         if best in (0, len(grid) - 1) and len(grid) == len(EPSILON_GRID):
             return float(grid[best])
         grid = np.geomspace(low, high, 7)
-    return float(grid[int(np.argmax([fit(float(value)) for value in grid]))])
+    return float(grid[int(np.argmax([total_log_likelihood(float(value)) for value in grid]))])

@@ -34,11 +34,7 @@ from milkglass.threat.observations import Transcript, Weights
 ROUNDING_ERRORS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # relative error of a row stored in this dtype
 EXACT_MISFIT = 1e-6  # relative error of a row stored in fp32
 MAX_ROUNDS = 6  # rounds of matching pursuit
-CANDIDATE_COUNTS = (
-    2048,
-    8192,
-    None,
-)  # how many of the free public rows nearest to a mean each pass looks at; None: all
+CANDIDATE_COUNTS = (2048, 8192, None)  # how many of the free public rows nearest to a mean each pass takes; None: all
 UNSOLVED_TOKENS = 20  # candidates of a cluster that was not solved
 UNSOLVED_TEMPERATURE = 0.05  # the log-likelihood of such a candidate is log softmax(cosine / temperature)
 
@@ -72,24 +68,24 @@ class MeanSolve(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        """Returns groups, whose weights are all 1/s if they were solved. Makes no random draws."""
+        """Returns the groups. The weights of a solved cluster are all 1/s. Nothing is drawn from `rng`."""
         scrambled, public = transcript.table, required(knowledge.public_model).table
         tokens = sparse.unit_rows(public)
         is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []
-        tokens_of_rows = sparse.equal_rows(public)
+        tokens_by_content = sparse.equal_rows(public)
         unsolved_clusters: list[Ids] = []
         for content, equal_rows in sparse.equal_rows(scrambled).items():
-            if verbatim := tokens_of_rows.get(content):
-                is_unused[verbatim] = False
-                groups.append(Group(np.array(equal_rows, np.int64), np.array(verbatim, np.int64)))
+            if equal_tokens := tokens_by_content.get(content):
+                is_unused[equal_tokens] = False
+                groups.append(Group(np.array(equal_rows, np.int64), np.array(equal_tokens, np.int64)))
             else:
                 unsolved_clusters.append(np.array(equal_rows, np.int64))
         counts = transcript.id_counts
         unsolved_clusters.sort(key=lambda rows: -int(counts[rows].sum()))  # a short budget solves what crossed
         noise = _relative_error(scrambled)
         for candidate_count in CANDIDATE_COUNTS:
-            unsolved: list[Ids] = []
+            still_unsolved: list[Ids] = []
             for index, rows in enumerate(unsolved_clusters):
                 members = None
                 if budget.left() > 0:
@@ -101,11 +97,11 @@ class MeanSolve(Solver):
                     )
                     budget.progress(index / len(unsolved_clusters))
                 if members is None:
-                    unsolved.append(rows)
+                    still_unsolved.append(rows)
                     continue
                 is_unused[members] = False
                 groups.append(Group(rows, members, np.full((len(rows), len(members)), 1 / len(members))))
-            unsolved_clusters = unsolved
+            unsolved_clusters = still_unsolved
         log_likelihoods = [np.zeros((len(group.rows), len(group.members))) for group in groups]
         for rows in unsolved_clusters:
             group, log_likelihood = _unsolved_group(sparse.unit_rows(scrambled[rows[0]]), rows, tokens, is_unused)
@@ -129,8 +125,8 @@ class MeanSolve(Solver):
         d, count = len(mean), int(is_unused.sum())
         if count < size:
             return None
-        likeness = (tokens @ mean).masked_fill(torch.from_numpy(~is_unused), -2)
-        candidates = likeness.topk(min(count, candidate_count or count)).indices
+        cosines = (tokens @ mean).masked_fill(torch.from_numpy(~is_unused), -2)
+        candidates = cosines.topk(min(count, candidate_count or count)).indices
         rows = tokens[candidates]
         pool = (rows @ mean).topk(min(self.pool, d // 2, len(candidates))).indices
         for _ in range(MAX_ROUNDS):

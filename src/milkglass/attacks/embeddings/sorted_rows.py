@@ -146,7 +146,10 @@ def sortable_products(scrambled: Model, public: Model) -> Iterator[SortableRows]
 def fitting_products(
     transcript: Transcript, knowledge: Knowledge, tolerance: float
 ) -> tuple[list[SortableRows], float]:
-    """Returns the products whose rows keep their norms, or else the nearest one, and the least `norm_difference`."""
+    """Returns the products whose rows keep their norms, and the least `norm_difference`.
+
+    If no product keeps its norms, the one with the least difference is returned.
+    """
     model_pair = transcript.model, required(knowledge.public_model)
     differences = [(product.norm_difference, product) for product in sortable_products(*model_pair)]
     least_difference = min(difference for difference, _ in differences)

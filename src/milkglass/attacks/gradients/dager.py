@@ -264,22 +264,22 @@ class DAGER(Inversion):
     def _find_texts(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[TokenTuple]:
         """Returns the texts that the layers read, in any order; fewer if spans or time do not allow more."""
         lengths = _lengths(batch)
-        low, high = (AttentionInput(batch.step, layer) for layer in (0, 1))
+        first_input, second_input = (AttentionInput(batch.step, layer) for layer in (0, 1))
         total = None if lengths is None else sum(lengths)
-        first, second = spans_of(batch, low, total), spans_of(batch, high, total)
-        if not first or not second:
+        first_spans, second_spans = spans_of(batch, first_input, total), spans_of(batch, second_input, total)
+        if not first_spans or not second_spans:
             return []
         first_tolerance, second_tolerance = (
-            (self.adapters, self.adapters) if low.has_adapters else (self.first, self.second)
+            (self.adapters, self.adapters) if first_input.has_adapters else (self.first, self.second)
         )
-        max_length = _max_length(batch, lengths, first, second)
-        span_tokens = tokens_in_spans(low, first, max_length, first_tolerance, self.most)
+        max_length = _max_length(batch, lengths, [*first_spans, *second_spans])
+        span_tokens = tokens_in_spans(first_input, first_spans, max_length, first_tolerance, self.most)
         if span_tokens is None or not span_tokens.at(0):
             return []
         if batch.step.kind == "decoder":
-            texts = grow_texts(high, second, span_tokens, max_length, second_tolerance, self.most, budget)
-            return choose_texts(high, texts, batch.size, lengths)
-        combiner = Combiner(high, second, second_tolerance, self.combinations, self.starts)
+            texts = grow_texts(second_input, second_spans, span_tokens, max_length, second_tolerance, self.most, budget)
+            return choose_texts(second_input, texts, batch.size, lengths)
+        combiner = Combiner(second_input, second_spans, second_tolerance, self.combinations, self.starts)
         options = _options(span_tokens, lengths)
         possible_lengths = lengths if lengths is not None else _possible_lengths(options)
         return combiner.texts(options, possible_lengths, lengths is not None, budget, rng, batch.size)
@@ -306,12 +306,12 @@ def _lengths(batch: SharedBatch) -> list[int] | None:
     return [int(length) - (batch.step.task == "next-token") for length in batch.lengths]
 
 
-def _max_length(batch: SharedBatch, lengths: list[int] | None, first: list[Span], second: list[Span]) -> int:
-    """Returns the greatest possible length. A text has at most one token more than the span has dimensions."""
+def _max_length(batch: SharedBatch, lengths: list[int] | None, spans: list[Span]) -> int:
+    """Returns the greatest possible length. A text has at most one token more than the largest span has dimensions."""
     if lengths is not None:
         return max(lengths)
     limit = int(batch.step.module.config.max_position_embeddings)
-    return min(limit, max(span.rank for span in (*first, *second)) + 1)
+    return min(limit, max(span.rank for span in spans) + 1)
 
 
 def _options(span_tokens: SpanTokens, lengths: list[int] | None) -> list[tuple[int, ...]]:
@@ -354,7 +354,7 @@ def _head_gradient(batch: SharedBatch) -> Tensor | None:
 
 
 def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[TokenTuple]) -> tuple[Tensor, Tensor]:
-    """Returns (v, d) what known targets leave of the head's gradient, and (b, d) the states before last tokens."""
+    """Returns (v, d) the head's gradient without what known targets explain, and (b, d) each text's last state."""
     ids, mask = (tensor.to(batch.step.device) for tensor in pad_texts(texts, 0))
     module, head_inputs = batch.step.module.eval(), []
     head = module.get_output_embeddings()

@@ -65,7 +65,7 @@ class AttentionInput:
             raise UnsupportedModel(
                 f"layer {layer + 1} is asked for, the model has {len(all_layers)}", "give a deeper model"
             )
-        projections = attention_input_projections(all_layers[layer], lambda: _embed_two(step))
+        projections = attention_input_projections(all_layers[layer], lambda: _run_two_tokens(step))
         if not projections:
             raise UnsupportedModel(
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
@@ -89,7 +89,7 @@ class AttentionInput:
 
         def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             captured.append(args[0].detach())
-            raise _Enough
+            raise _StopForward
 
         handle = self.module.register_forward_pre_hook(stop)
         try:
@@ -99,7 +99,7 @@ class AttentionInput:
         return captured[0].reshape(*embeds.shape[:2], -1)
 
 
-class _Enough(Exception):  # noqa: N818 - not an error: the forward has gone as far as needed
+class _StopForward(Exception):  # noqa: N818 - not an error: the forward has gone as far as needed
     """Stops a model's forward once the hook has seen what it needs."""
 
 
@@ -108,7 +108,7 @@ def _run(step: SharedStep, embeds: Tensor) -> None:
     step.module.eval()
     try:
         step.module.base_model(inputs_embeds=embeds, attention_mask=embeds.new_ones(embeds.shape[:2], dtype=torch.long))
-    except _Enough:
+    except _StopForward:
         return
 
 
@@ -122,7 +122,7 @@ def layers(module: Any) -> nn.ModuleList:
 
 
 @torch.no_grad()
-def _embed_two(step: SharedStep) -> None:
+def _run_two_tokens(step: SharedStep) -> None:
     """Runs the model on a text of two tokens, for the hooks of the caller."""
     _run(step, step.embed(torch.zeros(1, 2, dtype=torch.long)))
 
@@ -220,9 +220,9 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
 
 def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
-    first_ids = torch.arange(min(8, len(attention_input.step.table)))
-    states_there = attention_input.read(attention_input.step.embed(first_ids[:, None].expand(-1, 2)).detach())
-    return not torch.allclose(states_there[:, 0], states_there[:, 1], rtol=1e-4, atol=1e-6)
+    first_ids = range(min(8, len(attention_input.step.table)))
+    entering_states = states(attention_input, [(token, token) for token in first_ids])
+    return not torch.allclose(entering_states[:, 0], entering_states[:, 1], rtol=1e-4, atol=1e-6)
 
 
 def grow_texts(
@@ -275,7 +275,7 @@ def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tens
 
 
 def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
-    """Returns about the work of computing what enters a layer for so many tokens, and its distance from the spans."""
+    """Returns the approximate work of computing what enters a layer for so many tokens, and how far spans are."""
     d = attention_input.step.table.shape[1]
     return 10 * work.CALL_SECONDS + work.products(
         float(token_count) * d * d * (12 * (1 + attention_input.layer) + len(spans))

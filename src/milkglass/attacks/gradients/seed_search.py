@@ -45,7 +45,6 @@ MIN_CORRELATION = 0.99  # correlation of a seed's noise with the first rows
 ROWS_COMPARED = 64  # rows with which a seed's noise is compared
 MIN_ENTRY = 1e-5  # share of the noise's width below which an entry is rounding
 
-
 Words = NDArray[np.uint32]
 OutputTest = Callable[[Words], NDArray[np.bool_]]
 SEED_COUNT = 1 << 32
@@ -92,7 +91,7 @@ class SeedSearch(Inversion):
         )
 
     def seed(self, grad: torch.Tensor, budget: Budget) -> int | None:
-        """Returns the seed of the noise in the embeddings' gradient (v, d), or None if no seed fits."""
+        """Returns the seed of the noise in the embeddings' gradient (v, d), or None if no seed explains it."""
         model = _NoiseModel(grad)
 
         def is_stopped() -> bool:
@@ -102,7 +101,7 @@ class SeedSearch(Inversion):
 
         tests = model.tests(device.array(grad[0].double()))
         passing = search(tests, self.first, self.count, is_stopped, self.threads)
-        return next((seed for seed in passing if model.fits(grad, seed)), None)
+        return next((seed for seed in passing if model.explains(grad, seed)), None)
 
 
 class _NoiseModel:
@@ -152,8 +151,8 @@ class _NoiseModel:
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
         return -uniform.sign() * torch.log1p(-2 * uniform.abs().clamp_max(0.5 - 2.0**-54)) / math.sqrt(2)
 
-    def fits(self, grad: torch.Tensor, seed: int) -> bool:
-        """Returns whether the first rows are this noise, apart from a few of them."""
+    def explains(self, grad: torch.Tensor, seed: int) -> bool:
+        """Returns whether the first rows of the gradient are the seed's noise, apart from a few of them."""
         first_rows = grad[:ROWS_COMPARED].double()
         noise = self.noise(first_rows.shape, seed).to(first_rows.device)
         return bool(torch.corrcoef(torch.stack([first_rows.flatten(), noise.flatten()]))[0, 1] > MIN_CORRELATION)

@@ -73,20 +73,20 @@ class Span:
         return distances.reshape(vectors.shape[:-1])
 
 
-def row_space(rows: Sequence[Tensor], projection: Tensor | None = None) -> Span:
-    """Returns the span of all rows of these matrices (k, m), by singular values in float64.
+def row_space(matrices: Sequence[Tensor], projection: Tensor | None = None) -> Span:
+    """Returns the span of all rows of some matrices, by singular values in float64.
 
     Each matrix is first scaled to the same norm, so that small gradients count as much as large ones.
 
     Args:
-        rows: the matrices.
+        matrices: (k, m) each.
         projection: (m, d) what multiplies vectors before they are compared. None: they are compared directly.
     """
-    nonzero = [matrix for matrix in rows if matrix.abs().sum() > 0]
+    nonzero = [matrix for matrix in matrices if matrix.abs().sum() > 0]
     eps = max((torch.finfo(matrix.dtype).eps for matrix in nonzero), default=torch.finfo(torch.float32).eps)
-    width = rows[0].shape[1]
+    width = matrices[0].shape[1]
     if not nonzero:
-        return Span(rows[0].new_zeros(width, 0, dtype=torch.float64), projection, False)
+        return Span(matrices[0].new_zeros(width, 0, dtype=torch.float64), projection, False)
     stacked = torch.cat([matrix.double() / matrix.double().norm() for matrix in nonzero])
     _, singular_values, right_vectors = torch.linalg.svd(stacked, full_matrices=False)
     rank = numerical_rank(singular_values, eps)

@@ -40,7 +40,7 @@ FACTORS_AT_A_TIME = 1 << 16  # factors tested at a time: their arrays fit a proc
 MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
 MAX_COORDINATES_BEHIND = 3  # a token is dropped if so many more coordinates rule it out than rule out the best one
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows on which they are compared
-PASSES_A_TEST = 4  # passes over its numbers that one test takes, for the budget
+PASSES_PER_TEST = 4  # passes over its numbers that one test takes, for the budget
 COORDINATES_TESTED = 12  # coordinates at which a factor is tested on average, for the budget
 FACTOR_STEP = 1 << 10  # where no factor fits, one of so many is tried
 
@@ -106,7 +106,7 @@ class _Reader:
         self.states: dict[int, Floats] = {}
 
     def read(self, activations: Activations, budget: Budget) -> Ids:
-        """Returns (rows, k) public ids, empty for texts that time did not reach or that no factor fits."""
+        """Returns (rows, k) public ids, NO_BELIEF for texts that time did not reach or that no factor fits."""
         rows = device.array(activations.hidden.float())
         guess = np.full((len(rows), min(self.attack.k, self.size)), NO_BELIEF, np.int64)
         text_ends, failed_count, has_found_factor = np.cumsum(activations.lengths), 0, False
@@ -121,7 +121,7 @@ class _Reader:
                 has_found_factor = True  # there are holes
                 for place in range(int(stop - start)):
                     guess[start + place] = self.least_excluded_tokens(rows[start + place], place, factor)[0]
-                    budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_A_TEST * COORDINATES_AT_A_TIME)))
+                    budget.spend(work.elements(self.size * (rows.shape[1] + PASSES_PER_TEST * COORDINATES_AT_A_TIME)))
             budget.progress((number + 1) / len(activations.lengths))
         return guess
 
@@ -140,46 +140,47 @@ class _Reader:
         if self.noise.clip is None or self.noise.clip_scope != "text":
             return np.float32(1)
         row = rows[0]
-        factors, typical = self._factors(len(rows))
+        factors, likeliest_factor = self._possible_factors(len(rows))
         blocks = np.array_split(factors, -(-len(factors) // FACTORS_AT_A_TIME))
-        least, best = MAX_SLIPS + 1, factors[:0]
-        for block in sorted(blocks, key=lambda part: abs(float(part[0]) - typical)):
-            fitting, ruled = self._fitting(block, row, MAX_SLIPS)
-            budget.spend(work.elements(COORDINATES_TESTED * PASSES_A_TEST * len(block)))
-            if len(ruled) and ruled.min() < least:
-                least, best = int(ruled.min()), fitting[ruled == ruled.min()]
-            if not least or budget.left() <= 0:
+        least_count, best_factors = MAX_SLIPS + 1, factors[:0]
+        for block in sorted(blocks, key=lambda part: abs(float(part[0]) - likeliest_factor)):
+            fitting, counts = self._fitting_factors(block, row, MAX_SLIPS)
+            budget.spend(work.elements(COORDINATES_TESTED * PASSES_PER_TEST * len(block)))
+            if len(counts) and counts.min() < least_count:
+                least_count, best_factors = int(counts.min()), fitting[counts == counts.min()]
+            if not least_count or budget.left() <= 0:
                 break  # a wrong factor is almost always ruled out, so this one is right
-        if not len(best) and self.attack.always:
-            best, ruled = self._fitting(factors[::FACTOR_STEP], row, len(row))
-            best = best[ruled == ruled.min()]
-        return self._best_factor(best, rows[1 : 1 + ROWS_TRIED]) if len(best) else None
+        if not len(best_factors) and self.attack.always:
+            fitting, counts = self._fitting_factors(factors[::FACTOR_STEP], row, len(row))
+            best_factors = fitting[counts == counts.min()]
+        return self._best_factor(best_factors, rows[1 : 1 + ROWS_TRIED]) if len(best_factors) else None
 
     def _best_factor(self, factors: Floats, rows: Floats) -> np.float32:
         """Returns, of factors that the first row does not separate, the one that fits the next rows best."""
         tried = factors[np.unique(np.linspace(0, len(factors) - 1, MAX_FACTORS).astype(np.int64))]
         if len(tried) == 1:
             return np.float32(tried[0])
-        ruled_counts = [
-            sum(self.least_excluded_tokens(row, at, factor)[1] for at, row in enumerate(rows, 1)) for factor in tried
+        excluding_counts = [
+            sum(self.least_excluded_tokens(row, place, factor)[1] for place, row in enumerate(rows, 1))
+            for factor in tried
         ]
-        return np.float32(tried[int(np.argmin(ruled_counts))])
+        return np.float32(tried[int(np.argmin(excluding_counts))])
 
-    def _fitting(self, factors: Floats, row: Floats, max_slips: int) -> tuple[Floats, NDArray[np.int32]]:
+    def _fitting_factors(self, factors: Floats, row: Floats, max_slips: int) -> tuple[Floats, NDArray[np.int32]]:
         """Returns the factors that the first row rules out by at most `max_slips` coordinates, and by how many."""
         state = self.states_at(0)[self.first]
-        ruled = np.zeros(len(factors), np.int32)
+        excluding_counts = np.zeros(len(factors), np.int32)
         for coordinate in np.argsort(-np.abs(state)):
-            ruled += ~self.holes.is_reachable(factors * state[coordinate], row[coordinate])
-            is_kept = ruled <= max_slips
-            factors, ruled = factors[is_kept], ruled[is_kept]
-        return factors, ruled
+            excluding_counts += ~self.holes.is_reachable(factors * state[coordinate], row[coordinate])
+            is_kept = excluding_counts <= max_slips
+            factors, excluding_counts = factors[is_kept], excluding_counts[is_kept]
+        return factors, excluding_counts
 
-    def _factors(self, length: int) -> tuple[Floats, float]:
+    def _possible_factors(self, length: int) -> tuple[Floats, float]:
         """Returns every fp32 factor, at most 1, that a text of this length can be clipped by, and the likeliest one."""
         norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
-        typical = np.sqrt((norms.astype(np.float64) ** 2).mean())
-        row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical])
+        typical_norm = np.sqrt((norms.astype(np.float64) ** 2).mean())
+        row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical_norm])
         bounds = required(self.noise.clip) / np.sqrt(length) / row_norms
         low, high, middle = np.minimum(bounds, 1).astype(np.float32)
         factors = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
@@ -188,13 +189,14 @@ class _Reader:
     def least_excluded_tokens(self, row: Floats, place: int, factor: np.float32) -> tuple[Ids, int]:
         """Returns (k,) the tokens that a row (d,) rules out least, and how many coordinates rule out the first."""
         states, width = self.states_at(place), len(row)
-        alive, ruled = np.arange(self.size), np.zeros(self.size, np.int32)
+        remaining, excluding_counts = np.arange(self.size), np.zeros(self.size, np.int32)
         for start in range(0, width, COORDINATES_AT_A_TIME):
             coordinates = slice(start, start + COORDINATES_AT_A_TIME)
-            is_reachable = self.holes.is_reachable(states[alive][:, coordinates] * factor, row[coordinates])
-            ruled[alive] += (~is_reachable).sum(1).astype(np.int32)
-            alive = alive[ruled[alive] <= ruled[alive].min() + MAX_COORDINATES_BEHIND]
-        order = alive[np.argsort(ruled[alive], kind="stable")][: self.attack.k]
+            is_reachable = self.holes.is_reachable(states[remaining][:, coordinates] * factor, row[coordinates])
+            excluding_counts[remaining] += (~is_reachable).sum(1).astype(np.int32)
+            counts = excluding_counts[remaining]
+            remaining = remaining[counts <= counts.min() + MAX_COORDINATES_BEHIND]
+        order = remaining[np.argsort(excluding_counts[remaining], kind="stable")][: self.attack.k]
         filled: NDArray[np.int64] = np.full(min(self.attack.k, self.size), NO_BELIEF, np.int64)
         filled[: len(order)] = order
-        return filled, int(ruled[order[0]])
+        return filled, int(excluding_counts[order[0]])

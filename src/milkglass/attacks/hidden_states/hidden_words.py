@@ -26,9 +26,9 @@ from milkglass.threat.observations import Activations, Transcript
 
 def mean_states(activations: Activations) -> torch.Tensor:
     """Returns (texts, d) the mean of each text's states, on the device."""
-    owner = torch.repeat_interleave(torch.arange(len(activations.lengths)), torch.from_numpy(activations.lengths))
+    text_of_row = torch.repeat_interleave(torch.arange(len(activations.lengths)), torch.from_numpy(activations.lengths))
     sums = torch.zeros(len(activations.lengths), activations.hidden.shape[1]).index_add_(
-        0, owner, activations.hidden.float()
+        0, text_of_row, activations.hidden.float()
     )
     return device.move(sums / torch.from_numpy(activations.lengths).clamp_min(1)[:, None])
 
@@ -61,5 +61,5 @@ class HiddenWords(LinearWordClassifier):
         seen_vectors = torch.cat([mean_states(activations) for activations in transcript.all(Activations)])
         vocabulary = np.unique(public.ids)
         layer = self.train((own_vectors - centre) / spread, public, vocabulary, budget, rng)
-        reached = np.ones(len(seen_vectors), np.bool_)
-        return Guess(bags=self.predict_words(layer, (seen_vectors - centre) / spread, reached, vocabulary))
+        was_reached = np.ones(len(seen_vectors), np.bool_)
+        return Guess(bags=self.predict_words(layer, (seen_vectors - centre) / spread, was_reached, vocabulary))

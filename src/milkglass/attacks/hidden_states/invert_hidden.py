@@ -54,9 +54,9 @@ class StateInverter(torch.nn.Module):
         self.register_buffer("centre", centre)
         self.register_buffer("spread", spread)
         self.input_layer = torch.nn.Linear(len(centre), d)
-        heads = next(h for h in (8, 4, 2, 1) if d % h == 0)
+        head_count = next(count for count in (8, 4, 2, 1) if d % count == 0)
         self.layers = torch.nn.ModuleList(
-            torch.nn.TransformerEncoderLayer(d, heads, 4 * d, dropout=0.0, batch_first=True, norm_first=True)
+            torch.nn.TransformerEncoderLayer(d, head_count, 4 * d, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(depth)
         )
         self.output_layer = torch.nn.Linear(d, len(table))

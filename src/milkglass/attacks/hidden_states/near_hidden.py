@@ -87,11 +87,9 @@ class NearHidden(Attack):
     def read(self, activations: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """Returns (rows, k) public ids for the states of one observation, NO_BELIEF where the budget ended."""
         public_model = required(knowledge.public_model)
-        if (
-            activations.layer == 0 and family_of(public_model.config).kind == "decoder"
-        ):  # rows of the table, as they are
-            return self._nearest(activations.hidden, public_model.table, budget)
         if activations.layer == 0:
+            if family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
+                return self._nearest(activations.hidden, public_model.table, budget)
             return self._by_position(activations, public_model, budget)
         table = lone_token_states(public_model, common_ends(knowledge.corpus), activations.layer)
         budget.spend(work.layers(activations.layer, table))
@@ -101,14 +99,14 @@ class NearHidden(Attack):
         """Returns (total, k) the tokens whose embeddings at the same position are nearest."""
         size = len(public.table)
         runner, position_offset = body(public, 0), max(family_of(public.config).pinned(public.config), default=-1) + 1
-        within = np.arange(len(activations.hidden)) - np.repeat(
+        positions = np.arange(len(activations.hidden)) - np.repeat(
             np.cumsum(activations.lengths) - activations.lengths, activations.lengths
         )
         guess = np.full((len(activations.hidden), min(self.k, size)), NO_BELIEF, np.int64)
-        for position in np.unique(within).tolist():
+        for position in np.unique(positions).tolist():
             if budget.left() <= 0:
                 break
-            rows = np.flatnonzero(within == position)
+            rows = np.flatnonzero(positions == position)
             table = embed_vocabulary(runner, size, position + position_offset)
             budget.spend(work.elements(3 * table.numel()))
             guess[rows] = self._nearest(activations.hidden[torch.from_numpy(rows)], table, budget)

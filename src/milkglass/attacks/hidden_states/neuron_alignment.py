@@ -111,8 +111,8 @@ def whitening(clean: Tensor, noisy: Tensor) -> Tensor:
     noise = noisy - factor * clean
     is_noiseless = float(noise.square().mean()) <= MIN_VARIANCE_SHARE * float(clean.square().mean())
     variances, directions = torch.linalg.eigh(torch.cov((clean if is_noiseless else noise).T.double(), correction=0))
-    is_held = variances > MIN_VARIANCE_SHARE * variances[-1]
-    return (directions[:, is_held] / (1.0 if is_noiseless else variances[is_held].sqrt())).float()
+    is_kept = variances > MIN_VARIANCE_SHARE * variances[-1]
+    return (directions[:, is_kept] / (1.0 if is_noiseless else variances[is_kept].sqrt())).float()
 
 
 @dataclass(frozen=True)
@@ -157,20 +157,20 @@ class NeuronAlignment(NearestRows):
         public = required(knowledge.public_model)
         all_ids = torch.arange(transcript.model.vocab_size, device=device.current())
         neurons = NeuronReader(transcript.model, self.layer)(all_ids)
-        read, sample_ids = NeuronReader(public, self.layer), _sample(public.vocab_size, self.sample, rng)
+        public_reader, sample_ids = NeuronReader(public, self.layer), _sample(public.vocab_size, self.sample, rng)
         draws = device.tensor(rng.standard_normal((len(sample_ids), public.width), dtype=np.float32))
         noise = device.move(public.table.std()) * draws
         probe = _sample(len(sample_ids), max(1, len(sample_ids) // PROBE_RATIO), rng)
         scrambled_quantiles = correlation_quantiles(neurons[_sample(len(neurons), len(probe), rng)])
 
-        def unlikeness(size: float) -> float:
-            quantiles = correlation_quantiles(read(sample_ids[probe], size * noise[probe]))
+        def quantile_difference(size: float) -> float:
+            quantiles = correlation_quantiles(public_reader(sample_ids[probe], size * noise[probe]))
             return float((quantiles - scrambled_quantiles).square().mean())
 
-        noisy = read(sample_ids, min(self.noise, key=unlikeness) * noise)
+        noisy = public_reader(sample_ids, min(self.noise, key=quantile_difference) * noise)
         scrambled_correlations = correlations(neurons[_sample(len(neurons), self.sample, rng)])
         order = torch.from_numpy(align(scrambled_correlations, correlations(noisy), self.rounds))
-        public_neurons = read(torch.arange(public.vocab_size, device=device.current()))
+        public_neurons = public_reader(torch.arange(public.vocab_size, device=device.current()))
         projection = whitening(public_neurons[sample_ids][:, order], noisy[:, order])
         scale = noisy.std(0)[order]  # gains that a scheme gave its neurons are taken back by their spread
         return RowFeatures(
@@ -187,8 +187,8 @@ def _sample(size: int, max_count: int, rng: np.random.Generator) -> Tensor:
 
 def _neuron_weights(model: Model, layer: int) -> Tensor | None:
     """Returns the weights (f, d) or (d, f) of that layer's neurons, or None if the model does not hold them."""
-    name = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
-    return next((model.tensors[key] for key in model.tensors if name.search(key)), None)
+    pattern = re.compile(rf"\.{layer}\.(.*\.)?{re.escape(family_of(model.config).neurons)}\.weight$")
+    return next((model.tensors[key] for key in model.tensors if pattern.search(key)), None)
 
 
 def _standardise(neurons: Tensor) -> Tensor:

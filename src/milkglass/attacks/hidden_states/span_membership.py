@@ -78,16 +78,17 @@ class SpanMembership(Attack):
         mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
         if not mixed_states:
             return "no rows are mixed: other attacks read each state"
-        of_layer_0 = [activations for activations in mixed_states if activations.layer == 0]
-        if not of_layer_0:
+        layer_0_states = [activations for activations in mixed_states if activations.layer == 0]
+        if not layer_0_states:
             return "the states follow from whole texts, and no list of texts is tried"
         width = required(knowledge.public_model).width
         if other_widths := [
-            activations.hidden.shape[1] for activations in of_layer_0 if activations.hidden.shape[1] != width
+            activations.hidden.shape[1] for activations in layer_0_states if activations.hidden.shape[1] != width
         ]:
             return f"the rows have {other_widths[0]} dimensions, the public model {width}"
         min_rows = min(
-            (int(_row_counts(activations).min()) for activations in of_layer_0 if len(activations.lengths)), default=0
+            (int(_row_counts(activations).min()) for activations in layer_0_states if len(activations.lengths)),
+            default=0,
         )
         if min_rows >= width:
             return f"every text is mixed to {min_rows} rows or more in {width} dimensions: their span is everything"
@@ -119,8 +120,8 @@ class SpanMembership(Attack):
         if not is_ordered and not reader.depends_on_place:
             empty_bag = np.empty(0, np.int64)
             return Guess(bags=(*readings, *(empty_bag for _ in first_rows[len(readings) :])))
-        lengths, width = [length for _, length in first_rows], 1 if is_ordered else min(self.k, reader.size)
-        guess = np.full((sum(lengths), width), NO_BELIEF, np.int64)
+        lengths, rank_count = [length for _, length in first_rows], 1 if is_ordered else min(self.k, reader.size)
+        guess = np.full((sum(lengths), rank_count), NO_BELIEF, np.int64)
         for reading, text_end, length in zip(readings, np.cumsum(lengths).tolist(), lengths, strict=False):
             guess[text_end - length : text_end] = reading
         return Guess(by_token=guess)
@@ -167,8 +168,8 @@ class SpanReader:
         candidates, k = self.span_tokens(rows, length), min(self.attack.k, self.size)
         ranked_tokens = np.full((length, k), NO_BELIEF, np.int64)
         for place in range(length):
-            tokens_there = candidates.at(place)[:k]
-            ranked_tokens[place, : len(tokens_there)] = tokens_there
+            tokens_at_place = candidates.at(place)[:k]
+            ranked_tokens[place, : len(tokens_at_place)] = tokens_at_place
         return ranked_tokens
 
     def read_in_order(self, rows: torch.Tensor, second_rows: torch.Tensor, length: int, budget: Budget) -> Ids:
@@ -177,9 +178,9 @@ class SpanReader:
         candidates = self.span_tokens(rows, length)
         if span is None or not candidates.at(0):
             return read_tokens
-        high, attack = AttentionInput(self.step, 1), self.attack
-        texts = grow_texts(high, [span], candidates, length, attack.tolerance, attack.most, budget)
-        likeliest_texts = choose_texts(high, texts, 1, [length])
+        second_input, attack = AttentionInput(self.step, 1), self.attack
+        texts = grow_texts(second_input, [span], candidates, length, attack.tolerance, attack.most, budget)
+        likeliest_texts = choose_texts(second_input, texts, 1, [length])
         if likeliest_texts and len(likeliest_texts[0]) == length:
             read_tokens[:, 0] = likeliest_texts[0]
         return read_tokens

@@ -88,10 +88,12 @@ class ShadowDecoding(Attack):
         for group, log_likelihood in zip(
             originals_of_shadows.groups, originals_of_shadows.log_likelihoods, strict=True
         ):
-            for row, of_row in zip(group.rows.tolist(), log_likelihood, strict=True):
+            for row, row_log_likelihood in zip(group.rows.tolist(), log_likelihood, strict=True):
                 hits = look_up(keys, counts, row * size + group.members)
-                of_members = (hits + self.prior * np.exp(of_row)) / (token_counts[group.members] + self.prior)
-                best = np.argsort(-of_members * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
+                weighted_counts = hits + self.prior * np.exp(row_log_likelihood)
+                member_likelihood = weighted_counts / (token_counts[group.members] + self.prior)
+                best = np.argsort(-member_likelihood * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
                 originals[row], likelihood[row] = NO_BELIEF, 0.0
-                originals[row, : len(best)], likelihood[row, : len(best)] = group.members[best], of_members[best]
+                originals[row, : len(best)] = group.members[best]
+                likelihood[row, : len(best)] = member_likelihood[best]
         return Channel(originals, likelihood, share)

@@ -123,10 +123,10 @@ class ShadowGeneration(Attack):
         groups = list(batches(corpus, BATCH_TOKENS))
         model.train()
         for epoch in range(self.epochs):
-            for number, chosen in enumerate(rng.permutation(len(groups)).tolist()):
+            for number, index in enumerate(rng.permutation(len(groups)).tolist()):
                 if budget.left() < min_seconds_left:
                     return
-                shadows, originals = stack(own_shadows, groups[chosen]), stack(corpus, groups[chosen])
+                shadows, originals = stack(own_shadows, groups[index]), stack(corpus, groups[index])
                 logits = _logits(model, shadows, originals[:, :-1], model.config.vocab_size - 1, shadows.shape[1])
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), originals.flatten())
                 take_step(optimiser, loss)
@@ -134,7 +134,7 @@ class ShadowGeneration(Attack):
                 budget.progress(TRAINING_SHARE * (epoch + number / len(groups)) / self.epochs)
 
     def _allowed_ids(self, knowledge: Knowledge) -> dict[int, Ids]:
-        """Returns what each shadow can stand for; empty: anything."""
+        """Returns the ids for which each shadow can stand. If it is empty, each can stand for any."""
         if not self.restricted or knowledge.candidates is None:
             return {}
         return {int(row): group.members for group in knowledge.candidates.groups for row in group.rows}
@@ -148,9 +148,10 @@ def _logits(model: Any, shadows: Tensor, written: Tensor, separator: int, count:
     positions = torch.cat([torch.arange(length, device=ids.device) for length in (t, written.shape[1] + 1)])
     # without a mask, transformers takes positions that begin again for another text, which sees nothing of the first
     mask = torch.ones_like(ids)
-    options = {"attention_mask": mask, "position_ids": positions.expand(b, -1), "logits_to_keep": count}
-    # a vocabulary for each place is most of the memory
-    logits: Tensor = model(input_ids=ids, use_cache=False, **options).logits
+    logits: Tensor = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions.expand(b, -1), use_cache=False,
+        logits_to_keep=count,  # a vocabulary for each place is most of the memory
+    ).logits  # fmt: skip
     return logits[:, :, :separator]
 
 

@@ -94,8 +94,8 @@ class LanguageModel(Solver):
         """Returns decipherment's candidates, settled again with what the model says about them."""
         started = budget.clock()
         first_candidates = settled = self.first.learn(transcript, knowledge, budget.part(1), rng)
-        elapsed = budget.clock() - started
-        if budget.left() <= elapsed or not len(transcript.tokens.ids):
+        settling_seconds = budget.clock() - started
+        if budget.left() <= settling_seconds or not len(transcript.tokens.ids):
             return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         log_share = np.log(PublicPairCounts(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
@@ -103,16 +103,16 @@ class LanguageModel(Solver):
         stored = [np.zeros_like(array) for array in prior]
         places_seen = np.zeros(transcript.size, np.int64)
         for index in range(self.rounds):
-            seconds = (budget.left() - elapsed) / (self.rounds - index)
+            seconds = (budget.left() - settling_seconds) / (self.rounds - index)
             round_budget = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
             table = EvidenceTable(settled, transcript.tokens, self.certain, log_share, self.contexts, transcript.size)
             self._update(table, reader, transcript, settled, round_budget, rng)
             table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
             budget.progress((index + 1) / self.rounds)
-            if budget.left() <= elapsed:  # no time to settle again
+            if budget.left() <= settling_seconds:  # no time to settle again
                 return _with_evidence(first_candidates.groups, first_candidates.log_likelihoods, stored)
-            with_evidence = replace(knowledge, candidates=_with_evidence(first_candidates.groups, prior, stored))
-            settled = self.first.learn(transcript, with_evidence, budget.part(1), rng)
+            updated_knowledge = replace(knowledge, candidates=_with_evidence(first_candidates.groups, prior, stored))
+            settled = self.first.learn(transcript, updated_knowledge, budget.part(1), rng)
         return settled
 
     def _update(
@@ -141,13 +141,13 @@ class LanguageModel(Solver):
                     states[torch.from_numpy(rng.permutation(len(states))[:PLACES_AVERAGED])]
                 )
             for batch in batches_read:
-                open_places = table.open_at(texts.ids[batch.places])
-                ids = texts.ids[batch.places[open_places]]
+                is_open = table.open_at(texts.ids[batch.places])
+                ids = texts.ids[batch.places[is_open]]
                 if len(ids):
                     options = table.member[table.line_of_id[ids]]
                     table.update(
                         ids,
-                        reader.log_likelihood_ratio(batch.select(open_places), options, required(log_mean)),
+                        reader.log_likelihood_ratio(batch.select(is_open), options, required(log_mean)),
                         self.doubt,
                     )
 

@@ -32,7 +32,7 @@ from milkglass.threat.observations import Tokens, Transcript
 
 MASK = re.compile(r"<([A-Za-z_]{2,40})>")
 TEXTS_AT_A_TIME = 64  # texts read at a time
-GUESSES_A_MASK = 3  # how many candidates are guessed for a mask
+GUESSES_PER_MASK = 3  # how many candidates are guessed for a mask
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Mask:
     """Locates one mask in masked texts.
 
     Attributes:
-        text: the index of the text.
+        text_index: the index of the text.
         start, end: the mask's first place among the tokens of all texts, and the place after its last.
         kind: the kind of what was masked, in lower case, such as "person".
     """
 
-    text: int
+    text_index: int
     start: int
     end: int
     kind: str
@@ -78,10 +78,11 @@ def hidden_spans(
         sent: the masked text.
         origin: (total of corpus,) the place in `sent` of each token.
     """
-    kinds: dict[str, Counter[tuple[int, ...]]] = {}
+    spans_of_kind: dict[str, Counter[tuple[int, ...]]] = {}
     starts = np.cumsum(corpus.lengths) - corpus.lengths
     for mask in find_masks(sent, tokenizer):
-        text = slice(starts[mask.text], starts[mask.text] + corpus.lengths[mask.text])
+        start = starts[mask.text_index]
+        text = slice(start, start + corpus.lengths[mask.text_index])
         sent_places, ids = origin[text], corpus.ids[text]
         masked = np.flatnonzero((sent_places >= mask.start) & (sent_places < mask.end))
         if not len(masked):
@@ -89,8 +90,8 @@ def hidden_spans(
         end = int(masked[-1]) + 1
         while end < len(ids) and sent_places[end] == NO_BELIEF:  # a longer entity than its mask
             end += 1
-        kinds.setdefault(mask.kind, Counter())[tuple(ids[masked[0] : end].tolist())] += 1
-    return kinds
+        spans_of_kind.setdefault(mask.kind, Counter())[tuple(ids[masked[0] : end].tolist())] += 1
+    return spans_of_kind
 
 
 @dataclass(frozen=True)
@@ -132,30 +133,31 @@ class MaskFilling(Attack):
             kind: counts.most_common(self.candidates)
             for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
         }
-        running = np.full((len(texts.ids), GUESSES_A_MASK), NO_BELIEF, np.int64)
-        running[:, 0] = texts.ids
+        guess = np.full((len(texts.ids), GUESSES_PER_MASK), NO_BELIEF, np.int64)
+        guess[:, 0] = texts.ids
         located = [mask for mask in find_masks(texts, tokenizer) if mask.kind in spans_of_kind]
         for mask in located:
-            _write(running, mask, [ids for ids, _ in spans_of_kind[mask.kind][:GUESSES_A_MASK]])
+            _write_candidates(guess, mask, [ids for ids, _ in spans_of_kind[mask.kind][:GUESSES_PER_MASK]])
         for mask, order in self._weigh(texts, located, spans_of_kind, knowledge, budget, rng):
-            _write(running, mask, [spans_of_kind[mask.kind][place][0] for place in order[:GUESSES_A_MASK].tolist()])
-        return Guess(by_token=running)
+            best = order[:GUESSES_PER_MASK].tolist()
+            _write_candidates(guess, mask, [spans_of_kind[mask.kind][index][0] for index in best])
+        return Guess(by_token=guess)
 
     def _weigh(
         self, texts: Sequences, located: Sequence[Mask], spans_of_kind: Mapping[str, list[tuple[tuple[int, ...], int]]],
         knowledge: Knowledge, budget: Budget, rng: np.random.Generator,
     ) -> Iterator[tuple[Mask, Ids]]:  # fmt: skip
-        """Yields masks with the order of their candidates, the likeliest first, until the time is over."""
+        """Yields each mask with the order (c,) of its candidates, the likeliest first, until the time is over."""
         reading = texts.ids.copy()
         for mask in located:  # the commonest candidate, so that there is a place to be judged and something to follow
             reading[mask.start : mask.end] = NO_BELIEF
             reading[mask.start] = spans_of_kind[mask.kind][0][0][0]
         text_ends = np.cumsum(texts.lengths)
-        for number, last_start in {mask.text: mask.start for mask in located}.items():
-            reading[last_start + 1 : text_ends[number]] = NO_BELIEF  # nothing after a text's last mask is judged
+        for text_index, last_start in {mask.text_index: mask.start for mask in located}.items():
+            reading[last_start + 1 : text_ends[text_index]] = NO_BELIEF  # nothing after a text's last mask is judged
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
         mask_at = {mask.start: mask for mask in located}
-        queue, texts_done = rng.permutation(np.unique([mask.text for mask in located])), 0
+        queue, texts_done = rng.permutation(np.unique([mask.text_index for mask in located])), 0
         no_mean = np.zeros(len(reader.head))  # no mean probability is subtracted, or rare first tokens would win
         while len(queue) and budget.left() > 0:
             text_indices, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
@@ -175,9 +177,9 @@ class MaskFilling(Attack):
             budget.progress(texts_done / max(1, texts_done + len(queue)))
 
 
-def _write(running: Ids, mask: Mask, options: Sequence[tuple[int, ...]]) -> None:
-    """Writes candidates, the likeliest first, over the places of a mask."""
-    running[mask.start : mask.end] = NO_BELIEF
-    for rank, ids in enumerate(options):
-        fitting_ids = ids[: mask.end - mask.start]
-        running[mask.start : mask.start + len(fitting_ids), rank] = fitting_ids
+def _write_candidates(guess: Ids, mask: Mask, candidates: Sequence[tuple[int, ...]]) -> None:
+    """Writes candidates, the likeliest first, into a guess at the places of a mask."""
+    guess[mask.start : mask.end] = NO_BELIEF
+    for rank, ids in enumerate(candidates):
+        leading_ids = ids[: mask.end - mask.start]
+        guess[mask.start : mask.start + len(leading_ids), rank] = leading_ids

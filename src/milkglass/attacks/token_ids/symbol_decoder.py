@@ -86,8 +86,10 @@ class Symbols:
         self.exchanged = np.unique(self.of_id[responses.values]) if responses else np.empty(0, np.int64)
         unexchanged = np.setdiff1d(np.arange(len(self.tokens_of_symbol)), self.exchanged)
         self.order = np.concatenate([self.tokens_of_symbol[i] for i in (*self.exchanged, *unexchanged)])
-        shared = self.order[: sum(len(self.tokens_of_symbol[i]) for i in self.exchanged)]
-        self.members = tuple(shared if i in {*self.exchanged} else own for i, own in enumerate(self.tokens_of_symbol))
+        exchanged_tokens = self.order[: sum(len(self.tokens_of_symbol[i]) for i in self.exchanged)]
+        self.members = tuple(
+            exchanged_tokens if i in {*self.exchanged} else tokens for i, tokens in enumerate(self.tokens_of_symbol)
+        )
 
     @property
     def log_likelihood_ratio(self) -> float:
@@ -136,6 +138,7 @@ class SymbolReader(torch.nn.Module):
         position: (n,) each token's place in that order.
         table: (n, d) the public rows in that order.
         bias: (n,) b in that order.
+        projection: the linear layer A.
     """
 
     def __init__(self, public: Model, symbols: Symbols, counts: NDArray[np.float64]) -> None:
@@ -152,12 +155,12 @@ class SymbolReader(torch.nn.Module):
         rows = torch.zeros(len(sizes), table.shape[1]).index_add_(0, symbol_of_token, table * weight) / total
         self.rows = torch.nn.Embedding.from_pretrained(rows, freeze=False)
         self.body = body(public)
-        self.turn = torch.nn.Linear(table.shape[1], table.shape[1])
+        self.projection = torch.nn.Linear(table.shape[1], table.shape[1])
         self.register_buffer("table", table[torch.from_numpy(order)])
         self.bias = torch.nn.Parameter(torch.from_numpy(counts[order]).log().float())
         with torch.no_grad():
-            self.turn.weight.copy_(START_SCALE * torch.eye(table.shape[1]))
-            self.turn.bias.zero_()
+            self.projection.weight.copy_(START_SCALE * torch.eye(table.shape[1]))
+            self.projection.bias.zero_()
         self.to(device.current())
 
     def forward(self, symbols: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -166,7 +169,8 @@ class SymbolReader(torch.nn.Module):
         flat_indices = torch.nonzero(self.has_several[flat])[:, 0]
         flat_indices = flat_indices[flat[flat_indices].argsort(stable=True)]
         present, counts = torch.unique_consecutive(flat[flat_indices], return_counts=True)
-        states = self.turn(self.body(inputs_embeds=self.rows(symbols)).last_hidden_state.flatten(0, 1)[flat_indices])
+        hidden = self.body(inputs_embeds=self.rows(symbols)).last_hidden_state
+        states = self.projection(hidden.flatten(0, 1)[flat_indices])
         indices_by_symbol, states_by_symbol = flat_indices.split(counts.tolist()), states.split(counts.tolist())
         for symbol, indices, symbol_states in zip(present.tolist(), indices_by_symbol, states_by_symbol, strict=True):
             span = self.spans[symbol]
@@ -255,11 +259,11 @@ class Beliefs:
         probabilities = np.zeros((len(texts.ids), k + 1))
         for place, members, network, chain in self.read(texts):
             log_weighed = weights @ np.stack([network, chain])
-            likely = np.exp(log_weighed - np.logaddexp.reduce(log_weighed))
-            best = np.argsort(-likely, kind="stable")[:k]
-            listed_tokens[place, : len(best)], probabilities[place, : len(best)] = members[best], likely[best]
+            probability = np.exp(log_weighed - np.logaddexp.reduce(log_weighed))
+            best = np.argsort(-probability, kind="stable")[:k]
+            listed_tokens[place, : len(best)], probabilities[place, : len(best)] = members[best], probability[best]
             unlisted_share = share[members].sum() - share[members[best]].sum()
-            probabilities[place, -1] = max(0.0, 1 - likely[best].sum()) / max(unlisted_share, MIN_UNLISTED_SHARE)
+            probabilities[place, -1] = max(0.0, 1 - probability[best].sum()) / max(unlisted_share, MIN_UNLISTED_SHARE)
         return PlaceOptions(listed_tokens, probabilities)
 
 
@@ -331,8 +335,10 @@ class SymbolDecoder(Attack):
             held_out_symbols = replace(held_out, ids=symbols.send(held_out.ids, rng))
             held_out_lists = beliefs.list_options(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
-            choosing = budget.part(CHOOSING_SHARE)
-            language = LanguageReader.fit(causal, self.width, held_out, held_out_lists, is_counted, choosing, rng)
+            choosing_budget = budget.part(CHOOSING_SHARE)
+            language = LanguageReader.fit(
+                causal, self.width, held_out, held_out_lists, is_counted, choosing_budget, rng
+            )
             listed = language.read(sent_symbols, listed, budget)
         return Guess(by_token=listed.tokens, probabilities=listed.probabilities, weights=smoothed_counts)
 
@@ -346,11 +352,11 @@ class SymbolDecoder(Attack):
         order = [index for _ in range(self.epochs) for index in rng.permutation(len(groups)).tolist()]
         reader.train()
         for step, index in enumerate(order):
-            done = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
-            if done >= 1:
+            done_share = max(step / len(order), 1 - max(0.0, budget.left()) / seconds if np.isfinite(seconds) else 0.0)
+            if done_share >= 1:
                 return
             for group in optimiser.param_groups:
-                group["lr"] = self.learning_rate * min(1 - done, (step + 1) / (0.06 * len(order) + 1))
+                group["lr"] = self.learning_rate * min(1 - done_share, (step + 1) / (0.06 * len(order) + 1))
             tokens = stack(corpus, groups[index])
             symbols_sent = device.tensor(symbols.send(device.array(tokens), rng))
             loss = reader.mean_surprise(symbols_sent, tokens)
@@ -358,4 +364,4 @@ class SymbolDecoder(Attack):
                 continue
             take_step(optimiser, loss, max_grad_norm=1.0)
             budget.spend(reader.work(symbols_sent, True))
-            budget.progress(done)
+            budget.progress(done_share)

@@ -82,10 +82,8 @@ class TFA(Attack):
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
         table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
-        sent_ids, public_ids = (
-            ids_by_frequency(sent_counts),
-            np.repeat(ids_by_frequency(public_counts), knowledge.alias_count),
-        )
+        sent_ids = ids_by_frequency(sent_counts)
+        public_ids = np.repeat(ids_by_frequency(public_counts), knowledge.alias_count)
         if len(public_ids):
             table[sent_ids] = (
                 nearest_by_frequency(
@@ -100,8 +98,8 @@ class TFA(Attack):
     def guesses_around_rank(self, sent_ids: Ids, public_ids: Ids) -> Ids:
         """Returns (sent ids, k) the public id of each sent id's rank, then those of the ranks beside it."""
         steps = np.arange(1, self.k // 2 + 1)
-        beside = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
-        ranks = np.arange(len(sent_ids))[:, None] + beside
+        offsets = np.concatenate([[0], np.stack([-steps, steps], axis=1).reshape(-1)])[: self.k]
+        ranks = np.arange(len(sent_ids))[:, None] + offsets
         exists = (ranks >= 0) & (ranks < len(public_ids))
         guesses = np.where(exists, public_ids[np.clip(ranks, 0, len(public_ids) - 1)], NO_BELIEF)
         # ranks that do not exist come last, so that they take no place from others

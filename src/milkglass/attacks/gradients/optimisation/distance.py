@@ -9,8 +9,8 @@ layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r, out) by
 
     dL/dW = D' x,    <dL/dW, G> = sum((D G) * x),    ||dL/dW||^2 = sum((x x') * (D D')),    dL/db = the sum of D's rows
 
-This reads G once and never writes a gradient of W's size, which takes most of a step's time if texts are short. And
-rows of many guesses go through the model together and are separated only here.
+This reads G once and never writes a gradient of W's size, which takes most of a step's time if texts are short. Rows of
+many guesses go through the model together, and are separated only here.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def record_runs(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
     """Yields a list to which every run of these layers is added while the context is open."""
     runs: list[LayerRun] = []
 
-    def keep(layer: Layer, _: Any, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
+    def record(layer: Layer, _: Any, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
         runs.append(LayerRun(layer, inputs[0], outputs))
 
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(layer.module.register_forward_hook(partial(keep, layer)))
+            hooks.enter_context(layer.module.register_forward_hook(partial(record, layer)))
         yield runs
 
 

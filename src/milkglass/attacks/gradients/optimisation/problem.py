@@ -49,10 +49,10 @@ MIN_COMMON_TEXTS = 10  # with fewer a common beginning may be chance
 class Masks(TorchFunctionMode):
     """Replaces dropout's draws by unknown masks: those that a client drew in its step on one batch.
 
-    They are found together with the batch's text. While this mode is entered, every dropout of the model, in attention
-    too, multiplies by one of these masks and not by a draw. There is one mask of the input's shape for each call, in
-    order. Its entries are from 0 (dropped) to 1 (kept), over 1 - p as in training. A new mask is 1 - p everywhere, so
-    that the first run is the model without dropout.
+    The masks are found together with the batch's text. While this mode is entered, every dropout of the model, in
+    attention too, multiplies by one of these masks and not by a draw. There is one mask of the input's shape for each
+    call, in order. Its entries are from 0 (dropped) to 1 (kept), over 1 - p as in training. A new mask is 1 - p
+    everywhere, so that the first run is the model without dropout.
 
     Several guesses of one batch share the masks. Only PyTorch's calls are intercepted; the model is unchanged.
 
@@ -168,8 +168,8 @@ class Problem:
         self.shared_gradients = {name: tensors[name].float() for name in self.names}
         self.squared_norms = {name: float(grad.double().square().sum()) for name, grad in self.shared_gradients.items()}
         self.layers = linear_layers(step.module, self.names)
-        layered = {name for layer in self.layers for name in (layer.weight_name, layer.bias_name)}
-        self._unlayered = [name for name in self.names if name not in layered]
+        names_in_layers = {name for layer in self.layers for name in (layer.weight_name, layer.bias_name)}
+        self._names_outside_layers = [name for name in self.names if name not in names_in_layers]
         self.mask = batch.mask()
         self.labels = None if step.task == "next-token" or batch.labels is None else self._to_device(batch.labels)
         pad = getattr(step.module.config, "pad_token_id", None)
@@ -206,11 +206,11 @@ class Problem:
 
     def nearest(self, x: torch.Tensor) -> Ids:
         """Returns (b, t) the ids with the nearest cosine, special tokens in their places, and 0 after each text."""
-        likeness = x.detach() @ self.unit_embeddings.T
+        scores = x.detach() @ self.unit_embeddings.T
         if len(self.barred_ids):
-            likeness[:, :, list(self.barred_ids)] = -torch.inf
+            scores[:, :, list(self.barred_ids)] = -torch.inf
         ids = np.zeros(self.mask.shape, np.int64)
-        best = device.array(likeness.argmax(2))
+        best = device.array(scores.argmax(2))
         for row, length in enumerate(self.lengths):
             ids[row, :length] = best[row, :length]
             if self.frame.first is not None:
@@ -224,7 +224,7 @@ class Problem:
         return [text[:length] for text, length in zip(ids, self.lengths, strict=True)]
 
     def work(self, guess_count: int, is_differentiated: bool = False) -> float:
-        """Returns the work of the distances of so many guesses, and of their own gradients if they are computed."""
+        """Returns the work of the distances of so many guesses, and of their gradients if `is_differentiated`."""
         return (2 if is_differentiated else 1) * work.gradients(self.step.module, guess_count * self.mask.numel())
 
     # --- how far from what was shared ---------------------------------------------------------------------------------
@@ -236,10 +236,10 @@ class Problem:
         with self._with_masks(), record_runs(self.layers) as runs:
             loss = self.step.loss(x, self.mask, targets)
         parameters = self.step.parameters
-        variables = [run.outputs for run in runs] + [parameters[name] for name in self._unlayered]
+        variables = [run.outputs for run in runs] + [parameters[name] for name in self._names_outside_layers]
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
         inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared_gradients, 1)
-        for name, gradient in zip(self._unlayered, gradients[len(runs) :], strict=True):
+        for name, gradient in zip(self._names_outside_layers, gradients[len(runs) :], strict=True):
             inner_products[name] = gradient_product(gradient, self.shared_gradients[name])
         return self.distance.from_products(inner_products, self.squared_norms)[0]
 

@@ -62,29 +62,29 @@ class BlockAssignment:
         self.row_of_id = np.full(size, -1, np.int64)
         self.row_of_id[self.rows] = np.arange(len(self.rows))
 
-    def per_row(self, values: Floats) -> Floats:
-        """Returns (R,) the sum of each row's cells."""
+    def row_sums(self, values: Floats) -> Floats:
+        """Returns (R,) the sum of `values` (cells,) over each row's cells."""
         return sum_by_index(self.row_of_cell, values, len(self.rows))
 
     def log_softmax(self, scores: Floats) -> Floats:
         """Returns (cells,) the log softmax of scores (cells,) over each row's cells."""
         shifted = scores - np.maximum.reduceat(scores, self.first_cell)[self.row_of_cell]
-        return shifted - np.log(self.per_row(np.exp(shifted)))[self.row_of_cell]
+        return shifted - np.log(self.row_sums(np.exp(shifted)))[self.row_of_cell]
 
     def balance(self, scores: Floats, temperature: float) -> Floats:
         """Returns Sinkhorn and Knopp's soft assignment: rows sum to 1, columns to at most their capacity.
 
         Args:
             scores: (cells,) the log-likelihood of each reading, and the evidence for it.
-            temperature: what they are divided by.
+            temperature: divides the scores.
         """
         if not len(scores):
             return scores
         belief = np.exp(self.log_softmax(scores / temperature))
         for _ in range(SINKHORN_ROUNDS):
-            taken = np.bincount(self.column_of_cell, belief, len(self.capacity))
-            belief *= np.minimum(self.capacity / np.maximum(taken, 1e-300), 1.0)[self.column_of_cell]
-            belief /= np.maximum(self.per_row(belief), 1e-300)[self.row_of_cell]
+            column_sums = np.bincount(self.column_of_cell, belief, len(self.capacity))
+            belief *= np.minimum(self.capacity / np.maximum(column_sums, 1e-300), 1.0)[self.column_of_cell]
+            belief /= np.maximum(self.row_sums(belief), 1e-300)[self.row_of_cell]
         return belief
 
 
@@ -172,7 +172,7 @@ class Profiles:
     and the public table are used.
 
     Attributes:
-        alone, together: how many classes have one group, and how many have the other groups.
+        alone, together: how many classes have one group each, and how many share the other groups.
         weight: pseudo-counts of a predicted profile.
         ridge: the penalty of the regression, relative to the mean variance of the embeddings.
         distances: the distances at which neighbours are predicted.
@@ -209,11 +209,11 @@ class Profiles:
         mass = sum_by_index(blocks.column_group, public.share[blocks.column_member], group_count)
         order = np.argsort(-mass, kind="stable")
         classes = np.empty(group_count, np.int64)
-        largest, others = order[: self.alone], order[self.alone :]
+        largest, smaller = order[: self.alone], order[self.alone :]
         classes[largest] = np.arange(len(largest))
         sums = np.zeros((group_count, unit.shape[1]))
         np.add.at(sums, blocks.column_group, unit[blocks.column_member])
-        classes[others] = len(largest) + _k_means(sums[others], self.together)
+        classes[smaller] = len(largest) + _k_means(sums[smaller], self.together)
         return classes
 
     def _combined_shares(self, unit: Floats, counts: Floats) -> NDArray[np.float32]:

@@ -206,7 +206,7 @@ def likeliest_tau(fit: FrequencyFit, blocks: BlockAssignment) -> float:
     def mean_log_likelihood(tau: float) -> float:
         scores = fit.scores(blocks.rows[blocks.row_of_cell], blocks.member_of_cell, tau)
         top = np.maximum.reduceat(scores, blocks.first_cell)
-        mean = blocks.per_row(np.exp(scores - top[blocks.row_of_cell])) / blocks.cell_count
+        mean = blocks.row_sums(np.exp(scores - top[blocks.row_of_cell])) / blocks.cell_count
         return float((top + np.log(mean))[is_informative].mean())
 
     return max(TAUS, key=mean_log_likelihood)

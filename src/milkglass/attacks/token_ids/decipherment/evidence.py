@@ -89,8 +89,8 @@ class EvidenceTable:
 
     def unfinished_texts(self, texts: Sequences, text_indices: Ids) -> Ids:
         """Returns the texts among `text_indices` that have an id not yet looked at often enough."""
-        hits = np.bincount(texts.sequence_indices, self.open_at(texts.ids), len(texts))
-        return text_indices[hits[text_indices] > 0]
+        open_counts = np.bincount(texts.sequence_indices, self.open_at(texts.ids), len(texts))
+        return text_indices[open_counts[text_indices] > 0]
 
     def open_at(self, ids: Ids) -> NDArray[np.bool_]:
         """Returns (m,) whether each of these scrambled ids was looked at in fewer places than `contexts`."""
@@ -126,8 +126,8 @@ class EvidenceTable:
         mean_factor = (belief * factor).sum(1)
         rho = START_DOUBT
         for _ in range(DOUBT_STEPS):
-            says_something = (1 - rho) * mean_factor / (rho + (1 - rho) * mean_factor)
-            rho = float(np.clip(1 - says_something.mean(), MIN_DOUBT, 1.0))
+            informative_probability = (1 - rho) * mean_factor / (rho + (1 - rho) * mean_factor)
+            rho = float(np.clip(1 - informative_probability.mean(), MIN_DOUBT, 1.0))
         return np.log(rho + (1 - rho) * factor), rho
 
     def belief(self, log_likelihoods: Sequence[Floats]) -> Floats:

@@ -94,8 +94,8 @@ class Message:
         np.divide(alpha, self.base, out=self.base)
         self.floor: NDArray[np.float32] | float = 1.0
         if ratios is not None:
-            next_to = blocks.group_of_row[join.ends[other_side]][join.slot_edge[side]]
-            self.floor = ratios.at(blocks.member_of_cell[self.cell], next_to)
+            neighbour_groups = blocks.group_of_row[join.ends[other_side]][join.slot_edge[side]]
+            self.floor = ratios.at(blocks.member_of_cell[self.cell], neighbour_groups)
 
     def evidence(self, belief: Floats, doubt: float) -> Floats:
         """Returns (cells,) the evidence of the neighbours for each reading.
@@ -183,8 +183,8 @@ def settle(
         report_sweep: is called after each sweep.
     """
     scores = prior
-    number_count = 3 * SINKHORN_ROUNDS * len(prior)
-    number_count += sum(3 * len(message.slot) + 6 * len(message.cell) for message in messages)
+    element_count = 3 * SINKHORN_ROUNDS * len(prior)
+    element_count += sum(3 * len(message.slot) + 6 * len(message.cell) for message in messages)
     belief = blocks.balance(prior, schedule.temperature[0])
     for sweep in range(schedule.sweeps):
         share = sweep / max(schedule.sweeps - 1, 1)
@@ -195,7 +195,7 @@ def settle(
         scores = prior + damping * evidence
         new_belief = blocks.balance(scores, interpolate(schedule.temperature, share))
         belief = schedule.inertia * belief + (1 - schedule.inertia) * new_belief
-        if not report_sweep((sweep + 1) / schedule.sweeps, work.elements(number_count)):
+        if not report_sweep((sweep + 1) / schedule.sweeps, work.elements(element_count)):
             break
     return scores
 
@@ -244,19 +244,19 @@ class _BigramEvidence:
 
     Attributes:
         edges: (K, K + p) how often each scrambled id has each neighbour.
-        votes: (C, C + p) the public counts of tokens and their neighbours, over alpha times the neighbour's share.
+        strengths: (C, C + p) the public counts of tokens and their neighbours, over alpha times the neighbour's share.
         weight: how much these bigrams count.
     """
 
     edges: sp.csr_matrix
-    votes: sp.csr_matrix
+    strengths: sp.csr_matrix
     weight: float
 
     def evidence(self, belief: SoftAssignment, base: SoftAssignment, doubt: float) -> SoftAssignment:
         """Returns (K, C) the evidence of the neighbours, by a belief (K + p, C + p)."""
         if device.on_gpu():
             return self._on_gpu(belief, base, doubt)
-        ratio = (self.votes @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
+        ratio = (self.strengths @ np.ascontiguousarray(belief.T)).T  # (K + p, C)
         ratio += 1
         ratio *= (1 - doubt) * base
         ratio += doubt
@@ -264,12 +264,12 @@ class _BigramEvidence:
 
     @cached_property
     def _device_arrays(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return device.tensor(self.edges.toarray()), device.tensor(self.votes.toarray())
+        return device.tensor(self.edges.toarray()), device.tensor(self.strengths.toarray())
 
     def _on_gpu(self, belief: SoftAssignment, base: SoftAssignment, doubt: float) -> SoftAssignment:
         """Returns the evidence from the GPU, which multiplies these matrices sooner than it skips their zeros."""
-        edges, votes = self._device_arrays
-        ratio = (device.tensor(belief) @ votes.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
+        edges, strengths = self._device_arrays
+        ratio = (device.tensor(belief) @ strengths.T).add_(1).mul_((1 - doubt) * device.tensor(base)).add_(doubt)
         return device.array(edges @ ratio.log_())
 
 
@@ -299,25 +299,22 @@ def settle_all(
     Returns:
         The belief, or None if every id that occurs is known.
     """
-    tokens, (known_tokens, known_counts) = (
-        np.arange(len(public.share)),
-        np.unique(known_pairs[:, 1], return_counts=True),
-    )
+    known_tokens, known_counts = np.unique(known_pairs[:, 1], return_counts=True)
     used_up = known_tokens[known_counts >= alias_count]
     free_rows = np.setdiff1d(np.flatnonzero(scrambled_counts), known_pairs[:, 0])
-    free_columns = np.setdiff1d(tokens, used_up)
-    by_count = free_rows[np.argsort(-scrambled_counts[free_rows], kind="stable")]
-    by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
+    free_columns = np.setdiff1d(np.arange(len(public.share)), used_up)
+    rows_by_count = free_rows[np.argsort(-scrambled_counts[free_rows], kind="stable")]
+    columns_by_share = free_columns[np.argsort(-public.share[free_columns], kind="stable")]
     fit = FrequencyFit(scrambled_counts, public, free_rows, free_columns, alias_count)
-    if not len(by_count):
+    if not len(rows_by_count):
         return None
-    stages = [min(k, len(by_count)) for k in growth.sizes]
-    stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(by_count)), len(stages))]
+    stages = [min(k, len(rows_by_count)) for k in growth.sizes]
+    stages = stages[: 1 + next((i for i, k in enumerate(stages) if k == len(rows_by_count)), len(stages))]
     total, sweeps_done = sum(growth.sweeps[: len(stages)]), 0
     context, state = _SweepContext(public, fit, growth, alias_count), None
     for k, sweeps in zip(stages, growth.sweeps, strict=False):
-        rows = by_count[:k]
-        columns = by_share[: int(k * growth.spare / alias_count) + growth.margin]
+        rows = rows_by_count[:k]
+        columns = columns_by_share[: int(k * growth.spare / alias_count) + growth.margin]
         evidence_parts = context.evidence_parts(scrambled_pairs, rows, columns, known_pairs)
         state = context.extend(state, rows, columns, sweeps_done / max(total - 1, 1))
         for _ in range(sweeps):
@@ -360,11 +357,9 @@ class _SweepContext:
         for distance, weight in ((1, 1.0), (2, self.growth.second)):
             scrambled = _count_matrix(scrambled_pairs[distance], len(self.fit.scrambled_counts))
             public = _count_matrix(self.public.pairs[distance], len(self.public.share))
-            for edges, votes in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
-                scaled_votes = (votes[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
-                evidence_parts.append(
-                    _BigramEvidence(edges[rows][:, all_rows].astype(np.float32), scaled_votes, weight)
-                )
+            for edges, counts in ((scrambled, public), (scrambled.T.tocsr(), public.T.tocsr())):
+                strengths = (counts[columns][:, all_columns] @ scale).tocsr().astype(np.float32)
+                evidence_parts.append(_BigramEvidence(edges[rows][:, all_rows].astype(np.float32), strengths, weight))
         return evidence_parts
 
     def extend(self, previous: MeanFieldState | None, rows: Ids, columns: Ids, share: float) -> MeanFieldState:
@@ -409,7 +404,7 @@ class _SweepContext:
     def work(self, state: MeanFieldState, evidence_parts: list[_BigramEvidence]) -> float:
         """Returns the work of a sweep, for the budget."""
         row_count, column_count = state.belief.shape
-        sparse_count = sum(part.votes.nnz * row_count + part.edges.nnz * column_count for part in evidence_parts)
+        sparse_count = sum(part.strengths.nnz * row_count + part.edges.nnz * column_count for part in evidence_parts)
         dense_count = row_count * column_count * (2 * len(evidence_parts) + SINKHORN_ROUNDS)
         return work.elements(sparse_count / 8 + dense_count)
 

@@ -65,8 +65,8 @@ class Spelling:
     def identity(cls, size: int) -> Spelling:
         """Returns the spelling in which each of n = `size` public ids is the reader's own id."""
         rows = list(np.arange(size, dtype=np.int64)[:, None])
-        no = np.zeros(size, np.bool_)
-        return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), no, no, no)
+        all_false = np.zeros(size, np.bool_)
+        return cls((rows, rows), np.tile(np.arange(size, dtype=np.int64), (2, 1)), all_false, all_false, all_false)
 
     @classmethod
     def from_tokenizers(cls, tokenizer: Tokenizer, reader: Tokenizer, size: int, anchor: int) -> Spelling:
@@ -78,8 +78,8 @@ class Spelling:
             size: n, the number of public ids.
             anchor: a public id that is a word. The text that another id adds after it shows how that id is written.
         """
-        head = len(tokenizer.decode([anchor]))
-        added = [text[head:] for text in tokenizer.decode_batch([[anchor, i] for i in range(size)])]
+        anchor_length = len(tokenizer.decode([anchor]))
+        added = [text[anchor_length:] for text in tokenizer.decode_batch([[anchor, i] for i in range(size)])]
         stripped = [text.strip() for text in added]
         special = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special and i < size]
         silent = np.array([not text for text in stripped], np.bool_)
@@ -186,10 +186,10 @@ class CausalReader:
         for index in text_indices.tolist():
             ids = texts.ids[starts[index] : starts[index] + texts.lengths[index]]
             line, predicting_places, joined_of_text = self.spelling.spell(ids, self.begin)
-            for cut in range(0, len(line), max_length):
-                is_inside = (predicting_places >= cut) & (predicting_places < cut + max_length)
-                lines.append(line[cut : cut + max_length])
-                places_in_lines.append(predicting_places[is_inside] - cut)
+            for start in range(0, len(line), max_length):
+                is_inside = (predicting_places >= start) & (predicting_places < start + max_length)
+                lines.append(line[start : start + max_length])
+                places_in_lines.append(predicting_places[is_inside] - start)
                 joined.append(joined_of_text[is_inside])
                 public_places.append(starts[index] + np.flatnonzero(is_inside))
         line_texts, predicting = Sequences.of(lines), Sequences.of(places_in_lines)
