@@ -102,7 +102,9 @@ if __name__ == "__main__":
             found = [one[variant] for one in each]
             more |= {"least": min(found), "most": max(found)}  # of the draws
             value = float(np.mean(found))
-            figures.append(ResultRecord(measure="accuracy", value=value, data=title, variant=variant, more=more))
+            figures.append(
+                ResultRecord(measure="accuracy", value=value, data=title, variant=variant, further_numbers=more)
+            )
         print(title, {one.variant: round(one.value, 1) for one in figures[-3:]}, flush=True)
     document = {"recipe": "alone", "made": made, "figures": [one.round_to(2).to_json() for one in figures]}
     files.write(OUT, json.dumps(document, indent=1) + "\n")

@@ -37,9 +37,11 @@ def figure(result: Mapping[str, Any]) -> Figure:
         axes.barh([*totals], widths, 0.5, lefts, color=colour, label=part)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
     for place, (name, total) in enumerate(totals.items()):
-        axes.plot([total.more["least"], total.more["most"]], [place + 0.35] * 2, color=GREY, linewidth=1)
+        axes.plot(
+            [total.further_numbers["least"], total.further_numbers["most"]], [place + 0.35] * 2, color=GREY, linewidth=1
+        )
         over = "" if name == "split" else f", {figures['% over split', name].value:+.1f} %"
-        end = max(lefts[place], total.more["most"])
+        end = max(lefts[place], total.further_numbers["most"])
         axes.annotate(f"{total.value:.2f} s{over}", (end, place), (6, 0), textcoords="offset points", va="center")
     published = ", ".join(f"{model} +{each['% over split']:g} %" for model, each in result["published"].items())
     axes.set(xlabel=f"{title(result)}\nthe paper, over its split without an enclave: {published}")

@@ -107,7 +107,11 @@ def bare(result: dict[str, Any]) -> list[str]:
         one.name
         for one in read_records(result)
         if HEADLINE.fullmatch(one.measure) and one.half_width is None and one.undefined != CUT_REASON
-        if not ({"low", "high"} <= one.more.keys() or {"least", "most"} <= one.more.keys() or math.isnan(one.value))
+        if not (
+            {"low", "high"} <= one.further_numbers.keys()
+            or {"least", "most"} <= one.further_numbers.keys()
+            or math.isnan(one.value)
+        )
     ]
 
 

@@ -25,7 +25,7 @@ from milkglass.experiments.kinds.attacks import split_texts as split_texts
 from milkglass.experiments.kinds.comparison import ComparisonRecipe
 from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
-from milkglass.experiments.kinds.shared_training import SharedTraining
+from milkglass.experiments.kinds.shared_training import SharedTrainingRecipe
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.record import make_records, merge_records, numbers_by_name
 from milkglass.experiments.reproduce import RECIPE_CLASSES
@@ -71,7 +71,7 @@ def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
         out.chmod(0o755)
 
 
-SHARED = {"gradients": GradientRecipe, "shared-training": SharedTraining}
+SHARED = {"gradients": GradientRecipe, "shared-training": SharedTrainingRecipe}
 OF_BENCHES = {  # what is measured of the product, not of a training
     **dict.fromkeys(("cmif_figure4", "cmif_figure4_7b", "cmif_figure4_8b"), "bench/split_decoder.py"),
     "alone": "bench/alone.py",
@@ -158,7 +158,7 @@ def test_a_shipped_quick_result_is_of_the_recipe_as_it_stands(path: Path) -> Non
     about = [result["model"], result["task"], result["seed"], result["private"], [*result["variants"]]]
     assert about == [recipe.model, recipe.task, recipe.seed, recipe.data, [*recipe.defences]]
     assert result["variants"] == {name: dict(one) for name, one in recipe.defences.items()}
-    if isinstance(recipe, SharedTraining):
+    if isinstance(recipe, SharedTrainingRecipe):
         assert result["training"] == dict(recipe.training) and result["evaluation"] == dict(recipe.evaluation)
     else:
         assert result["texts"] == dict(recipe.texts) and result["attacks"] == recipe.attacks

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from milkglass.errors import UsageError
-from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGeneration, class_of
+from milkglass.experiments.kinds.sanitized_generation import NO_CLASS, SanitizedGenerationRecipe, class_of
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer, conversations_of, draw_rows, token_counts
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import unpack_answers
@@ -203,4 +203,4 @@ def test_what_cannot_be_is_told_before_anything_is_run(old: str, new: str, fault
     assert text != RECIPE
     path.write_text(text, "utf-8")
     with pytest.raises(UsageError, match=re.escape(fault)):
-        SanitizedGeneration.read(path)
+        SanitizedGenerationRecipe.read(path)

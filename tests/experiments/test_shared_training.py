@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM
 from milkglass.attacks.gradients.optimisation import grab
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _choose_texts
-from milkglass.experiments.kinds.shared_training import SharedTraining, held_out_mask
+from milkglass.experiments.kinds.shared_training import SharedTrainingRecipe, held_out_mask
 from milkglass.experiments.procedures import theory
 from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
 from milkglass.experiments.procedures.one_gradient import SharedGradients
@@ -354,7 +354,7 @@ def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, d
 )
 def test_recipes_that_cannot_be(data: Path, tmp_path: Path, change: tuple[str, str], match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        SharedTraining.read(written(TRAINING.replace(*change), data / "bert", tmp_path))
+        SharedTrainingRecipe.read(written(TRAINING.replace(*change), data / "bert", tmp_path))
 
 
 def test_a_defence_is_both() -> None:

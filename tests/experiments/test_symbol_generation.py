@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import generation
-from milkglass.experiments.kinds.symbol_generation import SymbolGeneration, load_model
+from milkglass.experiments.kinds.symbol_generation import SymbolGenerationRecipe, load_model
 from milkglass.experiments.procedures.fewer_layers import write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.reproduce import reproduce
@@ -187,4 +187,4 @@ def test_what_cannot_be_is_said_before_anything_is_run(old: str, new: str, fault
     path = tmp_path / "wrong.toml"
     path.write_text(RECIPE.replace(old, new))
     with pytest.raises(UsageError, match=fault):
-        SymbolGeneration.read(path)
+        SymbolGenerationRecipe.read(path)

@@ -24,7 +24,7 @@ from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
 from milkglass.errors import JobFailed, UsageError
-from milkglass.experiments.kinds.comparison import in_dtype_of_defence, with_training
+from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
 from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
 from milkglass.experiments.runs import unpack_answers
 from milkglass.models.checkpoint import Checkpoint
@@ -174,7 +174,7 @@ class Way(abc.ABC):
 
 def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
-    model, training = base or setting.base, in_dtype_of_defence(setting.training, defence)
+    model, training = base or setting.base, with_defence_dtype(setting.training, defence)
     digest = setting.digest if base is None else base.digest()
     return train_cell(
         model, digest, setting.problem, with_training(defence, training), training, setting.seed,

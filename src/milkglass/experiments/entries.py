@@ -133,8 +133,8 @@ def attacks_of(entries: AttackEntries) -> dict[str, Attack]:
     Raises:
         UsageError: a name is listed twice, is unknown or cannot be a name, or an attack refuses a parameter.
     """
-    if isinstance(entries, list) and (twice := [name for name in entries if entries.count(name) > 1]):
-        raise UsageError(f"{twice[0]} is listed twice", "give each a name of its own in a table [attacks]")
+    if isinstance(entries, list) and (repeated_names := [name for name in entries if entries.count(name) > 1]):
+        raise UsageError(f"{repeated_names[0]} is listed twice", "give each a name of its own in a table [attacks]")
     table = entries if isinstance(entries, dict) else {name: {} for name in entries}
     return {name: _attack(name, parameters) for name, parameters in table.items()}
 

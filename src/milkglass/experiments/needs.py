@@ -105,11 +105,11 @@ class MemorySampler(threading.Thread):
 
     def run(self) -> None:
         """Samples until `stop`."""
-        cost = 0.0
-        while not self._stop_requested.wait(max(SAMPLE_SECONDS, 100 * cost)):
+        last_sample_seconds = 0.0
+        while not self._stop_requested.wait(max(SAMPLE_SECONDS, 100 * last_sample_seconds)):
             started = time.monotonic()
             self.sample()
-            cost = time.monotonic() - started
+            last_sample_seconds = time.monotonic() - started
 
     def stop(self) -> None:
         """Ends the thread and takes the last sample."""

@@ -251,7 +251,9 @@ def from_entries(dataclass_type: type[T], entries: Mapping[str, Any]) -> T:
         UsageError: an entry is missing, unknown or of another type.
     """
     parameters = {entry.name: entry for entry in fields(dataclass_type)}  # type: ignore[arg-type]
-    required = [n for n, entry in parameters.items() if entry.default is MISSING and entry.default_factory is MISSING]
+    required = [
+        name for name, entry in parameters.items() if entry.default is MISSING and entry.default_factory is MISSING
+    ]
     if unknown := [name for name in entries if name not in parameters]:
         raise UsageError(f"a recipe of this kind has no {unknown[0]}", f"it has: {', '.join(parameters)}")
     if missing := [name for name in required if name not in entries]:
@@ -274,12 +276,13 @@ TOML_TYPE_NAMES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 def toml_type(value: Any) -> str:
     """Returns TOML's name of the value's type for messages, such as "a string"."""
-    return next((words for kind, words in TOML_TYPE_NAMES if isinstance(value, kind)), f"a {type(value).__name__}")
+    names = (name for python_type, name in TOML_TYPE_NAMES if isinstance(value, python_type))
+    return next(names, f"a {type(value).__name__}")
 
 
-def require_types(kind: type, raw: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first value that is not of the type of its field in the dataclass `kind`."""
-    for name, adapter in _adapters(kind).items():
+def require_types(dataclass_type: type, raw: Mapping[str, Any]) -> None:
+    """Raises UsageError for the first value that is not of the type of its field in the dataclass."""
+    for name, adapter in _adapters(dataclass_type).items():
         if name not in raw:
             continue
         try:
@@ -292,10 +295,10 @@ def require_types(kind: type, raw: Mapping[str, Any]) -> None:
 
 
 @cache
-def _adapters(kind: type) -> dict[str, TypeAdapter[Any]]:
+def _adapters(dataclass_type: type) -> dict[str, TypeAdapter[Any]]:
     """Returns an adapter for each field. Types of this package that are not dataclasses are checked by isinstance."""
-    hints = get_type_hints(kind)
-    return {entry.name: _adapter(hints[entry.name]) for entry in fields(kind)}  # type: ignore[arg-type]
+    hints = get_type_hints(dataclass_type)
+    return {entry.name: _adapter(hints[entry.name]) for entry in fields(dataclass_type)}  # type: ignore[arg-type]
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:

@@ -42,7 +42,7 @@ class ResultRecord:
         when: the state of the variant's model, such as "before" or "after" training.
         note: what else distinguishes the record from others.
         half_width: half the width of the 95 % interval. None: there is no interval.
-        more: further numbers about the value, such as the "least" and the "most" over keys or seeds.
+        further_numbers: more numbers about the value, such as the "least" and the "most" over keys or seeds.
         published: the paper's figure.
         asked: the demand on the figure, in words.
         why: why the figure differs from the paper's.
@@ -58,7 +58,7 @@ class ResultRecord:
     when: str = ""
     note: str = ""
     half_width: float | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    further_numbers: Mapping[str, Any] = field(default_factory=dict)
     published: float | None = None
     asked: str = ""
     why: str = ""
@@ -81,18 +81,19 @@ class ResultRecord:
         result = {} if math.isnan(self.value) else {self.name: self.value}
         if self.half_width is not None:
             result[replace(self, measure=self.measure + SPREAD_SUFFIX).name] = self.half_width
-        return result | {f"{self.name}, {word}": number for word, number in self.more.items()}
+        return result | {f"{self.name}, {name}": number for name, number in self.further_numbers.items()}
 
     def round_to(self, digits: int) -> ResultRecord:
         """Returns the record with all its numbers rounded to `digits` decimals."""
-        more = {word: round(number, digits) for word, number in self.more.items()}
+        further_numbers = {name: round(number, digits) for name, number in self.further_numbers.items()}
         half_width = None if self.half_width is None else round(self.half_width, digits)
-        return replace(self, value=round(self.value, digits), half_width=half_width, more=more)
+        return replace(self, value=round(self.value, digits), half_width=half_width, further_numbers=further_numbers)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as an entry of a result's "figures", without empty fields."""
-        raw = {name: value for name, value in asdict(self).items() if value not in ("", None) and name != "more"}
-        return {**raw, "value": None if math.isnan(self.value) else self.value, **self.more}
+        entries = {name: value for name, value in asdict(self).items() if value not in ("", None)}
+        entries |= entries.pop("further_numbers")
+        return {**entries, "value": None if math.isnan(self.value) else self.value}
 
 
 def read_records(result: Mapping[str, Any]) -> list[ResultRecord]:
@@ -111,7 +112,7 @@ def read_records(result: Mapping[str, Any]) -> list[ResultRecord]:
     return [
         ResultRecord(
             **{name: entry[name] for name in entry if name in field_names} | {"value": _value_or_nan(entry["value"])},
-            more={name: value for name, value in entry.items() if name not in field_names},
+            further_numbers={name: value for name, value in entry.items() if name not in field_names},
         )
         for entry in figures
     ]
@@ -160,10 +161,12 @@ def merge_records(
     for group in records_by_name_parts.values():
         values = np.array([record.value for record in group])
         widths = [record.half_width for record in group if record.half_width is not None]
-        more = {} if len(group) == len(runs) else {count_name: float(len(group))}
-        more |= {name: float(statistic(values)) for name, statistic in spread.items()}
+        further_numbers = {} if len(group) == len(runs) else {count_name: float(len(group))}
+        further_numbers |= {name: float(statistic(values)) for name, statistic in spread.items()}
         half_width = float(center(widths)) if widths else None
-        merged.append(replace(group[0], value=float(center(values)), half_width=half_width, more=more))
+        merged.append(
+            replace(group[0], value=float(center(values)), half_width=half_width, further_numbers=further_numbers)
+        )
     return merged
 
 

@@ -13,9 +13,9 @@ from milkglass.experiments.kinds.comparison import ComparisonRecipe
 from milkglass.experiments.kinds.generation import GenerationRecipe
 from milkglass.experiments.kinds.gradients import GradientRecipe
 from milkglass.experiments.kinds.overhead import OverheadRecipe
-from milkglass.experiments.kinds.sanitized_generation import SanitizedGeneration
-from milkglass.experiments.kinds.shared_training import SharedTraining
-from milkglass.experiments.kinds.symbol_generation import SymbolGeneration
+from milkglass.experiments.kinds.sanitized_generation import SanitizedGenerationRecipe
+from milkglass.experiments.kinds.shared_training import SharedTrainingRecipe
+from milkglass.experiments.kinds.symbol_generation import SymbolGenerationRecipe
 from milkglass.experiments.needs import RecipeNeeds, note_usage
 from milkglass.experiments.recipe import Recipe, from_entries, read_settings
 from milkglass.experiments.report import table
@@ -29,11 +29,11 @@ RECIPE_CLASSES: Mapping[str, type[Recipe]] = {
     "overhead": OverheadRecipe,
     "classification": ClassificationRecipe,
     "generation": GenerationRecipe,
-    "sanitized-generation": SanitizedGeneration,
-    "symbol-generation": SymbolGeneration,
+    "sanitized-generation": SanitizedGenerationRecipe,
+    "symbol-generation": SymbolGenerationRecipe,
     "comparison": ComparisonRecipe,
     "gradients": GradientRecipe,
-    "shared-training": SharedTraining,
+    "shared-training": SharedTrainingRecipe,
 }
 
 

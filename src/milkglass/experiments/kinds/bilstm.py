@@ -100,8 +100,8 @@ class BiLSTMRecipe(Recipe):
         Variants that are done are not trained again.
         """
         table = WordTable.read(data_refs.files_of(run.data, self.model)[0])
-        sums = data_refs.file_digests(run.data, [self.model, *self.data.values()])
-        require_same_run(run.out, {**self.about(), "sums": sums})
+        data_digests = data_refs.file_digests(run.data, [self.model, *self.data.values()])
+        require_same_run(run.out, {**self.about(), "sums": data_digests})
         train, held_out, class_count = _read_splits(self, table, run.data)
         figures: list[ResultRecord] = []
         for name, parameters in self.variants.items():

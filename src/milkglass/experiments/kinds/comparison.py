@@ -109,9 +109,9 @@ class ComparisonRecipe(Recipe):
 
     def check(self) -> None:
         attacks_of(self.attacks)
-        for row in (COMMONEST_CLASS, CLIENT_ALONE, f"{CLIENT_ALONE}, {LINEAR_MODEL}"):
-            if row in self.defences:
-                raise UsageError(f"{row!r} is the name of a row of its own", "give the defence another name")
+        for name in (COMMONEST_CLASS, CLIENT_ALONE, f"{CLIENT_ALONE}, {LINEAR_MODEL}"):
+            if name in self.defences:
+                raise UsageError(f"{name!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():
             require_data(name, entry)
         for name, defence in self.defences.items():
@@ -162,11 +162,10 @@ class ComparisonRecipe(Recipe):
         """Trains, grades and attacks all cells, and returns their figures. Nothing is written before all is read."""
         trainer = CellTrainer.of(self, run.data, self.cell_keys)
         base, trials = trainer.base, trainer.trials
-        # Nothing is written before all of it can be
         require_same_run(run.out, {**self.about(), "base": trainer.digest})
         halves_names = [name for name, entry in self.defences.items() if "encoder" in entry]
-        whole_models = (settings for key, settings in trainer.settings.items() if key[1] not in halves_names)
-        if halves_names and any(settings.group_by_length for settings in whole_models):
+        whole_model_settings = (settings for key, settings in trainer.settings.items() if key[1] not in halves_names)
+        if halves_names and any(settings.group_by_length for settings in whole_model_settings):
             run.progress(BATCH_ORDER_WARNING.format(", ".join(halves_names)))
         with ThreadPoolExecutor(run.parallel_trainings) as pool:
             graded_cells = pool.map(lambda key: trainer.grade(key, run), self.cell_keys)
@@ -241,11 +240,11 @@ class CellTrainer:
         name, defence, seed = key
         title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         log: Log = lambda text: run.progress(f"{title}: {text}")  # noqa: E731
-        return train_cell(self.base, *self._identity(key), _folder(run), run.threads, log)
+        return train_cell(self.base, *self._identity(key), _cells_folder(run), run.threads, log)
 
     def grade(self, key: CellKey, run: RunFolder) -> GradedCell:
         """Returns a cell, trained if the run's cache has no answers of it, or if its model is to be attacked."""
-        stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(key), _folder(run))
+        stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(key), _cells_folder(run))
         return stored_cell or self.train(key, run)
 
     def _identity(self, key: CellKey) -> tuple[str, TrialData, Defence, Hyperparameters, int]:
@@ -255,7 +254,7 @@ class CellTrainer:
         return self.digest, self.trials[name, seed], trained_defence, self.settings[key], seed
 
 
-def _folder(run: RunFolder) -> Path:
+def _cells_folder(run: RunFolder) -> Path:
     """Returns the folder with the cells of a run."""
     return run.cache or run.out / "cells"
 
@@ -270,7 +269,7 @@ def with_training(defence: Defence, settings: Hyperparameters) -> Defence:
     return replace(defence, training=halves_training(settings)) if isinstance(defence, HiddenStateDefence) else defence
 
 
-def in_dtype_of_defence(settings: Hyperparameters, defence: Defence) -> Hyperparameters:
+def with_defence_dtype(settings: Hyperparameters, defence: Defence) -> Hyperparameters:
     """Returns the settings for a training of the defence: two halves are trained together in fp32 only."""
     return settings.model_copy(update={"dtype": "float32"}) if isinstance(defence, HiddenStateDefence) else settings
 
@@ -346,7 +345,7 @@ def _mean_figures(recipe: ComparisonRecipe, measured: Mapping[CellKey, Sequence[
             [measured[data, defence, seed] for seed in recipe.seeds], np.mean, SEED_STATISTICS, "seeds"
         )
         figures[data, defence] = [replace(record, data=data, variant=defence) for record in means]
-    merged = [record for figure in figures.values() for record in figure]
+    merged = [record for records in figures.values() for record in records]
     plain = next((name for name, entry in recipe.defences.items() if not entry), None)
     for (data, defence), (utility, *_) in figures.items():
         if plain is not None and defence != plain:

@@ -109,8 +109,8 @@ class FineTuningRecipe(Recipe):
 
     def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
         """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
-        digest, sums = base.digest(), data_refs.file_digests(run.data, self.data.values())
-        require_same_run(run.out, {**self.about(), "base": digest, "data": sums})
+        digest, data_digests = base.digest(), data_refs.file_digests(run.data, self.data.values())
+        require_same_run(run.out, {**self.about(), "base": digest, "data": data_digests})
         paths = self.text_files(base, run)
         variants = []
         for name, parameters in self.variants.items():
@@ -178,8 +178,8 @@ def write_rows(
 def train_variants(variants: list[Variant], run: RunFolder) -> dict[str, Status]:
     """Runs the jobs with the server's own worker. A job that succeeded is not run again."""
 
-    def job(variant: Variant) -> Status:
+    def run_variant(variant: Variant) -> Status:
         return run_job(variant.job_folder, lambda line: run.progress(f"{variant.name}: {line}"))
 
     with ThreadPoolExecutor(run.parallel_trainings) as pool:
-        return dict(zip((variant.name for variant in variants), pool.map(job, variants), strict=True))
+        return dict(zip((variant.name for variant in variants), pool.map(run_variant, variants), strict=True))

@@ -47,7 +47,7 @@ from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.server.spec import Event, Hyperparameters
 
-NEEDED = ("repeats", "epochs", "prompts", "new_tokens")  # the entries of [evaluation]
+EVALUATION_ENTRIES = ("repeats", "epochs", "prompts", "new_tokens")  # each 1 or more
 T = TypeVar("T")
 
 
@@ -78,8 +78,10 @@ class OverheadRecipe(Recipe):
         return {**raw, "training": parse_hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
-        if missing := [name for name in NEEDED if self.evaluation.get(name, 0) < 1]:
-            raise UsageError(f"evaluation has no {missing[0]} of 1 or more", f"it needs: {', '.join(NEEDED)}")
+        if missing := [name for name in EVALUATION_ENTRIES if self.evaluation.get(name, 0) < 1]:
+            raise UsageError(
+                f"evaluation has no {missing[0]} of 1 or more", f"it needs: {', '.join(EVALUATION_ENTRIES)}"
+            )
         require_names(self.data, "data", ("train",))
         require_variants(self.variants)
         if len(self.variants) != 1 or not all(self.variants.values()):
@@ -143,8 +145,8 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
 def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
     """Returns the median seconds of tokenising the training rows, and their number."""
     files.make_private_dir(variant.job_folder)
-    out, length = variant.job_folder / "train.parquet", recipe.training.max_length
-    write = partial(write_parquet, codec, source, out, max_length=length)
+    out = variant.job_folder / "train.parquet"
+    write = partial(write_parquet, codec, source, out, max_length=recipe.training.max_length)
     seconds, counts = zip(*(timed(write) for _ in range(recipe.evaluation["repeats"])), strict=True)
     write_tensors(variant.job_folder / "train.safetensors", parquet_tensors(out))
     return {"tokenisation, client": median(seconds), "training rows": float(counts[0].row_count)}
@@ -156,7 +158,7 @@ def _time_training(recipe: OverheadRecipe, variant: Variant, row_count: int, pro
         leftover = variant.job_folder / name
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     write_spec(variant.job_folder, variant.model_folder, recipe.training, None, ("train",))
-    run_job(variant.job_folder, lambda words: progress(f"{variant.name}: {words}"))
+    run_job(variant.job_folder, lambda line: progress(f"{variant.name}: {line}"))
     step = median(step_seconds((variant.job_folder / "events.jsonl").read_text("utf-8")))
     steps = math.ceil(row_count / recipe.training.batch_size) * recipe.evaluation["epochs"]
     return {"a step of fine-tuning, server": step, "hours of fine-tuning (extrapolated), server": step * steps / 3600}

@@ -9,10 +9,10 @@ figure's last word names: "before" any training; "clear", by the model that the 
 trained on text that the same mechanism sanitized. The plain variant has "before" and "after".
 procedures/sanitized_chats.py says what is sanitized, and how.
 
-Classified texts have accuracy, precision and recall, others ROUGE, each
-with the half-width of its interval. The loss is in nats a token of the answers. With `instructions` there are IFEval's
-accuracies on unsanitized prompts, since the paper measures what training did to the model. "tokens unchanged" is
-about the user's tokens in the prompts. Existing answers are not generated again.
+Classified texts have accuracy, precision and recall, others ROUGE, each with the half-width of its interval. The loss
+is in nats a token of the answers. With `instructions` there are IFEval's accuracies on unsanitized prompts, since the
+paper measures what training did to the model. "tokens unchanged" is about the user's tokens in the prompts. Existing
+answers are not generated again.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class PromptSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SanitizedGeneration(GeneratorTuningRecipe):
+class SanitizedGenerationRecipe(GeneratorTuningRecipe):
     """Fine-tunes decoders on sanitized text, and measures their answers to sanitized prompts.
 
     Attributes:
@@ -145,9 +145,9 @@ class SanitizedGeneration(GeneratorTuningRecipe):
         """
         reader = TokenReader.of_model(base.folder, "the model")
         counts = sanitized_chats.token_counts(reader, self._chats(run, "train"), self.kept_instruction)
-        kept, seed = self.kept_instruction, self.seed
+        instruction, seed = self.kept_instruction, self.seed
         return {
-            name: ChatSanitizer.of(method_of(name, entry), reader, counts, kept, seed) if entry else None
+            name: ChatSanitizer.of(method_of(name, entry), reader, counts, instruction, seed) if entry else None
             for name, entry in self.variants.items()
         }
 
@@ -178,7 +178,7 @@ class SanitizedGeneration(GeneratorTuningRecipe):
     def _answer_plan(
         self, base: Checkpoint, variants: list[Variant]
     ) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
-        """Yields the folder of each model, and the variants whose prompts it answers, with the figure's last word."""
+        """Yields the folder of each model, and the variants whose prompts it answers, with the last word of figures."""
         plain = next(variant for variant in variants if variant.is_plain)
         sanitizing = [variant for variant in variants if not variant.is_plain]
         yield base.folder, [(variant, BEFORE) for variant in variants]

@@ -60,7 +60,7 @@ THEORY_FILE = "theory.json"  # the values of each pair from which theory.svg, wi
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTraining(SharedStepRecipe):
+class SharedTrainingRecipe(SharedStepRecipe):
     """Trains a client's model behind each defence, and measures how good the model is.
 
     Attributes:
@@ -88,8 +88,8 @@ class SharedTraining(SharedStepRecipe):
     def measure(self, run: RunFolder) -> list[ResultRecord]:
         """Returns the figures of each defence; "untrained" is the model before training."""
         base = Checkpoint.open(resolve(self.model))
-        sums = data_refs.file_digests(run.data, [self.data])
-        require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": sums})
+        data_digests = data_refs.file_digests(run.data, [self.data])
+        require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_digests})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
         rows_and_class_count = _split_rows(self, tokenizer, run.data)
         site = TrainingSite(base, self, *rows_and_class_count, tokenizer, run.out, cache, run.progress)
@@ -105,13 +105,13 @@ class SharedTraining(SharedStepRecipe):
         parts, figure_records = PartialResults(run.out / "figures.json"), list[ResultRecord]()
         for name, measure_part in parts_to_measure.items():
             measured = parts.get_or_compute(name, measure_part)
-            rows = measured.pop(ROWS_KEY, {})  # parts that older code measured have none
-            run.predictions.update({f"{answer}, {name}": row for answer, row in rows.items()})
+            packed_rows = measured.pop(ROWS_KEY, {})  # parts that older code measured have none
+            run.predictions.update({f"{values}, {name}": packed for values, packed in packed_rows.items()})
             run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in measured.items()))
             figure_records += make_records(measured, variant=name)
         if self.evaluation.get("theory"):
-            figures = json.loads((run.out / THEORY_FILE).read_text("utf-8"))
-            undefined = figures["untold"] if "untold" in figures else figures["undefined"]  # older code wrote "untold"
+            findings = json.loads((run.out / THEORY_FILE).read_text("utf-8"))
+            undefined = findings["untold"] if "untold" in findings else findings["undefined"]  # older code: "untold"
             figure_records += [
                 ResultRecord(measure=measure, value=math.nan, variant="theory", undefined=reason)
                 for measure, reason in undefined.items()
@@ -136,7 +136,7 @@ class TrainingSite:
     """
 
     base: Checkpoint
-    recipe: SharedTraining
+    recipe: SharedTrainingRecipe
     train: PrivateRows
     held_out: PrivateRows
     class_count: int
@@ -160,9 +160,13 @@ class TrainingSite:
         recipe = self.recipe
         return SharedStep.open(self.base.folder, recipe.task, self.class_count, recipe.seed, recipe.lora)
 
+    def log_of(self, name: str) -> Log:
+        """Returns what receives lines about the defence of this name."""
+        return lambda line: self.progress(f"{name}: {line}")
+
     def defended_rows(self, name: str, defence: DefenceSpec) -> PrivateRows:
-        info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        sent = shadow_rows(self.base, self.train.ids, defence, self.recipe.seed, self.cache, info)
+        """Returns the training rows, with shadows in place of their texts if the defence has GHOST."""
+        sent = shadow_rows(self.base, self.train.ids, defence, self.recipe.seed, self.cache, self.log_of(name))
         return PrivateRows(sent, self.train.labels)
 
     def trained_step(self, name: str, defence: DefenceSpec) -> SharedStep:
@@ -175,8 +179,7 @@ class TrainingSite:
                 raise CorruptCheckpoint(f"{path.name} is not of this model", f"remove {path}: it is trained again")
             step.module.load_state_dict(tensors, strict=False)  # what is not trained is unchanged
             return step
-        info = lambda words: self.progress(f"{name}: {words}")  # noqa: E731
-        fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad_id, info)
+        fit(step, rows, defence.shield, self.training, self.recipe.seed, self.pad_id, self.log_of(name))
         tensors = {name: weight.detach().cpu().clone() for name, weight in step.parameters.items()}
         with files.atomic_path(path) as partial_path:
             save_file(tensors, partial_path)
@@ -226,7 +229,9 @@ def _theory_figures(site: TrainingSite) -> dict[str, float]:
     return findings.figures
 
 
-def _split_rows(recipe: SharedTraining, tokenizer: Any, data_folder: Path) -> tuple[PrivateRows, PrivateRows, int]:
+def _split_rows(
+    recipe: SharedTrainingRecipe, tokenizer: Any, data_folder: Path
+) -> tuple[PrivateRows, PrivateRows, int]:
     """Returns the training rows, the held-out rows, and the number of classes."""
     training = from_entries(LocalTraining, recipe.training)
     examples = data_refs.load_examples(data_folder, recipe.data)
@@ -249,8 +254,8 @@ def held_out_mask(labels: Ids | None, count: int, share: float) -> NDArray[np.bo
     Raises:
         UsageError: a class would have no row held out, or none left.
     """
-    labels_or_zero = np.zeros(count, np.int64) if labels is None else labels
-    classes, sizes = np.unique(labels_or_zero, return_counts=True)
+    class_of_row = np.zeros(count, np.int64) if labels is None else labels
+    classes, sizes = np.unique(class_of_row, return_counts=True)
     quotas = sizes * round(share * count) / count
     counts = np.floor(quotas).astype(np.int64)
     counts[np.argsort(counts - quotas, kind="stable")[: round(share * count) - int(counts.sum())]] += 1
@@ -260,6 +265,6 @@ def held_out_mask(labels: Ids | None, count: int, share: float) -> NDArray[np.bo
             "take more rows, or hold out another number",
         )
     is_held_out = np.zeros(count, np.bool_)
-    for class_number, part in zip(classes, counts, strict=True):
-        is_held_out[np.flatnonzero(labels_or_zero == class_number)[:part]] = True
+    for class_number, held_out_count in zip(classes, counts, strict=True):
+        is_held_out[np.flatnonzero(class_of_row == class_number)[:held_out_count]] = True
     return is_held_out

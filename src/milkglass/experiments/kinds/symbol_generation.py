@@ -54,7 +54,7 @@ PLAIN, CLIENT, PUBLIC = "plain", "client", "public"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SymbolGeneration(GeneratorTuningRecipe):
+class SymbolGenerationRecipe(GeneratorTuningRecipe):
     """Fine-tunes decoders over symbols, and measures clients that write with them.
 
     Attributes:

@@ -112,24 +112,24 @@ def leakage(
     private = attacked_texts[: attacked.rows]
     scene = scene_of(base, cell.client, cell.server, private, {ALIKE: other_texts[: attacked.public]})
     budget = Budget() if attacked.seconds is None else Budget(attacked.seconds)
-    instances = attacks_of(attacks)
+    attacks_by_name = attacks_of(attacks)
     results: list[AttackResult] = []
 
     def report_outcome(outcome: AttackResult) -> None:
-        top = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
-        progress(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{top}")
+        share_text = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
+        progress(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{share_text}")
 
     # Whether a checkpoint was uploaded and trained: halves are trained before the server has one of them
     has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
     attacks_tuned = attacked.tables != "uploaded" and has_tables
-    uploaded_attacks = dict(instances)
+    uploaded_attacks = dict(attacks_by_name)
     if attacks_tuned and attacked.tables == "tuned":
-        uploaded_attacks = {name: attack for name, attack in instances.items() if not _reads_tables(attack)}
+        uploaded_attacks = {name: attack for name, attack in attacks_by_name.items() if not _reads_tables(attack)}
     if uploaded_attacks:
         store = _resume_store(folder, identity, uploaded_attacks)
         results += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
     if attacks_tuned:
-        tuned_attacks = {name: attack for name, attack in instances.items() if _reads_tables(attack)}
+        tuned_attacks = {name: attack for name, attack in attacks_by_name.items() if _reads_tables(attack)}
         store = _resume_store(folder / "tuned", identity, tuned_attacks)
         results += run(
             _tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS
@@ -140,8 +140,8 @@ def leakage(
     return _figures(results) + make_records(measured | (_distance_figures(scene, cell) if attacks_tuned else {}))
 
 
-def _resume_store(folder: Path, identity: Mapping[str, Any], instances: Mapping[str, Attack]) -> ResumeStore:
-    signatures = {name: signature(attack) for name, attack in instances.items()}
+def _resume_store(folder: Path, identity: Mapping[str, Any], attacks_by_name: Mapping[str, Attack]) -> ResumeStore:
+    signatures = {name: signature(attack) for name, attack in attacks_by_name.items()}
     return ResumeStore.open(folder, {**identity, "attacks": signatures})
 
 

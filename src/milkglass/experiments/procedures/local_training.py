@@ -1,6 +1,6 @@
 """One client's training on what it shares, and the value of the model after it.
 
-`gradients.share` takes each step's gradient, so that a shield changes it as it changes what is sent. AdamW uses the
+`share_gradient` computes each step's gradient, so that a shield changes it as it changes what is sent. AdamW uses the
 result. "f1" is that of class 1 for two classes, the mean over classes for more.
 
 Section 5.1 stops when the validation loss has not fallen for five epochs, and names no weight decay, schedule or

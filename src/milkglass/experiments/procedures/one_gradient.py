@@ -19,7 +19,7 @@ from milkglass.noise.stream import KEY_BYTES, Stream
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
-STREAM_BYTES = 2 * KEY_BYTES  # bytes that each batch takes of the recipe's stream, as `share` does
+STREAM_BYTES = 2 * KEY_BYTES  # bytes that each batch takes of the recipe's stream, as `share_gradient` does
 
 
 @dataclass(eq=False)

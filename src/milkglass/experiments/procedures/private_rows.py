@@ -134,7 +134,7 @@ def choose_rows(
     labels: list[int] = []
     class_quota = -(-row_filter.count // len(class_numbers)) if class_numbers else 0
     remaining_quota = dict.fromkeys(range(len(class_numbers or ())), class_quota)
-    long_text_count = 0  # in tokens
+    long_text_count = 0  # texts of more tokens than the filter allows
     for i in rng.permutation(len(examples)).tolist():
         example = examples[i]
         if len(ids) == row_filter.count:
@@ -183,8 +183,8 @@ def shadow_rows(
     if defence.ghost is None:
         return rows
     ghost = open_ghost(base, defence, seed)
-    parts = [base.digest(), base.config, ghost.digest, *(settings.document() for settings in defence.ghost), seed]
-    identity = json.dumps(parts, sort_keys=True)
+    settings = [part.document() for part in defence.ghost]
+    identity = json.dumps([base.digest(), base.config, ghost.digest, *settings, seed], sort_keys=True)
     name = hashlib.sha256(identity.encode() + rows.ids.tobytes() + rows.lengths.tobytes()).hexdigest()[:16]
     path = cache.path_of("shadows", f"shadows-{name}.jsonl")
     shadows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []

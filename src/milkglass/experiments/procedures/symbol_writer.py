@@ -96,7 +96,8 @@ class AnsweringPair:
         answer_indices = is_answer[1:].nonzero().flatten()
         answer_scores, targets = [score[answer_indices] for score in scores], tokens[1:][answer_indices][:, None]
         combined, log_shares = (
-            f(*answer_scores).gather(1, targets) for f in (self.writer.log_probs, self.writer.log_shares)
+            distribution(*answer_scores).gather(1, targets)
+            for distribution in (self.writer.log_probs, self.writer.log_shares)
         )
         return -float(combined.sum()), -float(log_shares.sum()), len(answer_indices)
 

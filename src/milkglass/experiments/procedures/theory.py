@@ -152,7 +152,7 @@ def deviations(step: SharedStep, texts: PrivateRows, shadows: PrivateRows) -> tu
         shadow_loss, shadow_gradient = _loss_and_gradient(step, shadow_ids, target)
         losses.append(abs(text_loss - shadow_loss))
         gradients.append(
-            math.sqrt(sum(float((gradient[n] - shadow_gradient[n]).double().square().sum()) for n in gradient))
+            math.sqrt(sum(float((gradient[name] - shadow_gradient[name]).double().square().sum()) for name in gradient))
         )
     return np.array(losses), np.array(gradients)
 

@@ -49,7 +49,7 @@ from milkglass.threat.observations import Tokens
 
 LINEAR_MODEL = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
-COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COSTS
+COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COST_NAMES
 COST_NAMES = ("client_seconds", "training_seconds")
 CELL_VERSION = 5  # raised when a change of the code changes the result of the same settings
 
@@ -396,6 +396,8 @@ def pooled_figures(
     predictions = pool_probabilities(log_softmax(cell.logits.astype(np.float64), axis=1), log_probabilities).argmax(1)
     figures = quality_figures(predictions, held_out.labels, data.metrics, 0, seed)  # 0: no precision and recall
     pooled = {
-        f"{name}{POOLED_SUFFIX}{mark}": figures[name + mark] for name in data.metrics for mark in ("", SPREAD_SUFFIX)
+        f"{name}{POOLED_SUFFIX}{suffix}": figures[name + suffix]
+        for name in data.metrics
+        for suffix in ("", SPREAD_SUFFIX)
     }
     return pooled, predictions

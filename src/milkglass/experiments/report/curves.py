@@ -57,17 +57,19 @@ def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[st
 def _epsilons(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Returns the epsilon of each variant; none if the variants differ in anything else."""
     with_epsilon = {name: variant for name, variant in variants.items() if "epsilon" in variant}
-    remaining = [{key: value for key, value in entry.items() if key != "epsilon"} for entry in with_epsilon.values()]
-    if any(parameters != remaining[0] for parameters in remaining):
+    other_parameters = [
+        {key: value for key, value in entry.items() if key != "epsilon"} for entry in with_epsilon.values()
+    ]
+    if any(parameters != other_parameters[0] for parameters in other_parameters):
         return {}
     return {name: float(parameters["epsilon"]) for name, parameters in with_epsilon.items()}
 
 
-def curves_svg(panels_curves: Sequence[Curves]) -> str:
+def curves_svg(curves_of_panels: Sequence[Curves]) -> str:
     """Returns the curves as one SVG, with a panel for each measure."""
     with plot_style():
-        figure, axes = panels(len(panels_curves))
-        for panel, curves in zip(axes, panels_curves, strict=True):
+        figure, axes = panels(len(curves_of_panels))
+        for panel, curves in zip(axes, curves_of_panels, strict=True):
             for index, (when, line) in enumerate(curves.lines.items()):
                 colour = COLOURS[index % len(COLOURS)]
                 marker = MARKERS[index % len(MARKERS)]

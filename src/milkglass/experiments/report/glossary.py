@@ -36,8 +36,8 @@ def meanings(
         name: known_meanings.get(name) or _attack_meaning(attacks.get(name, name)) or derived(name) for name in names
     }
     if any(record.half_width is not None for record in records):
-        sided = "; all of it on one side of a figure of 0 or 1" if are_shares else ", in the figure's own unit"
-        meanings_by_name[SPREAD_SUFFIX.strip()] = f"half the width of the figure's 95 % interval{sided}"
+        interval_note = "; all of it on one side of a figure of 0 or 1" if are_shares else ", in the figure's own unit"
+        meanings_by_name[SPREAD_SUFFIX.strip()] = f"half the width of the figure's 95 % interval{interval_note}"
     if not are_shares and any(record.attacker for record in records):
         meanings_by_name["no figure"] = MISSING_FIGURE_MEANING
     return tuple((name, meaning) for name, meaning in meanings_by_name.items() if meaning)

@@ -55,7 +55,7 @@ class TableLine:
     @property
     def more_text(self) -> str:
         """Returns the further numbers about the figure as text, such as "seeds 3, rows 400"."""
-        return ", ".join(f"{word} {format_number(extra)}" for word, extra in self.record.more.items())
+        return ", ".join(f"{word} {format_number(extra)}" for word, extra in self.record.further_numbers.items())
 
 
 @dataclass(frozen=True, slots=True)
