@@ -180,7 +180,7 @@ class Bench:
         enclave: Any = TimedEnclave(inner)
         text = SplitText(enclave, self.server, self.info, settings, is_exact=True)
         began = time.perf_counter()
-        sent = text.prompt(self.text, "", self.sampling)
+        sent = text.sanitize_text(self.text, "", self.sampling)
         before = time.perf_counter() - began
         made = sum(1 for _ in text.generate_ids(sent, self.sampling))
         total = time.perf_counter() - began

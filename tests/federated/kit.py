@@ -58,7 +58,7 @@ class World:
     @property
     def demand(self) -> GhostDemand:
         """What these sites' rows passed through."""
-        return GhostDemand(self.model, self.digest, self.ghost.searching, self.ghost.selection.way)
+        return GhostDemand(self.model, self.digest, self.ghost.search_settings, self.ghost.selection.way)
 
     def run(
         self, out: Path, sites: list[Site], training: FederatedTraining, with_: Sites | None = None

@@ -323,7 +323,7 @@ def sanitize_prompt(
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
-            sanitized = split_decoder.conversation(messages, sampling, instruction)
+            sanitized = split_decoder.sanitize_chat(messages, sampling, instruction)
         except NoChatTemplate:
             if chat_template:
                 raise
@@ -336,7 +336,7 @@ def sanitize_prompt(
             return sanitized
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
-    return split_decoder.prompt(prompt, instruction, sampling)
+    return split_decoder.sanitize_text(prompt, instruction, sampling)
 
 
 def split_sampling(

@@ -17,7 +17,7 @@ from milkglass import files
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.progress import Progress
-from milkglass.sanitizers.ghost.files import FinishedParts, finished_parts_in, write
+from milkglass.sanitizers.ghost.files import FinishedParts, finished_parts_in, write_ascii_json
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
@@ -54,7 +54,7 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
     path = sites / RECORD_FILE
     if not path.is_file():
         files.make_private_dir(sites)
-        write(path, {"seed": seed, "sites": sorted(names)})
+        write_ascii_json(path, {"seed": seed, "sites": sorted(names)})
         return
     try:
         record = read_json(path)

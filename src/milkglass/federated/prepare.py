@@ -144,7 +144,7 @@ def prepare_site(
     stamp = report = None
     if ghost is not None and ghost_rows is not None:
         digest = Checkpoint.open(ghost.folder).digest()
-        stamp = Stamp(GHOST, digest, rows.digest(), ghost.searching.document(), ghost.selection.document())
+        stamp = Stamp(GHOST, digest, rows.digest(), ghost.search_settings.document(), ghost.selection.document())
         report = report_document(ghost, ghost_rows.tally, seed is not None)
     seed_secret = hashlib.sha256(f"milkglass site {seed} {name}".encode()).digest()
     require_free(folder)

@@ -67,8 +67,8 @@ class WordGroups:
 
         def is_valid(arrays: Arrays) -> bool:
             groups = cls(**arrays)
-            fits = groups.group.shape == (len(vectors),) and groups.scores.shape == (len(vectors), groups.width)
-            return fits and bool(np.array_equal(np.sort(groups.members[groups.members >= 0]), order))
+            has_shapes = groups.group.shape == (len(vectors),) and groups.scores.shape == (len(vectors), groups.width)
+            return has_shapes and bool(np.array_equal(np.sort(groups.members[groups.members >= 0]), order))
 
         arrays = cache(digest, lambda: vars(cls.of(vectors, order, k, metric, progress)), is_valid)
         return cls(**arrays), cache.is_reused
@@ -119,6 +119,8 @@ class CusText(Sanitizer):
     """Replaces words by CUSTEXT over a table. An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
+        k: the size of a list.
+        metric: which words are near.
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
         given_lists: earlier `lists` of the same table, k, metric and counts.
 
@@ -156,8 +158,8 @@ class CusText(Sanitizer):
         if self.counts is not None:  # the user's own: nothing of them is kept
             order = self.order(self.counts)
             return replace(self, given_lists=WordGroups.of(self.vectors, order, self.k, self.metric, progress)), False
-        lists, reused = WordGroups.from_cache(self.vectors, self.k, self.metric, progress, folder)
-        return replace(self, given_lists=lists), reused
+        lists, is_reused = WordGroups.from_cache(self.vectors, self.k, self.metric, progress, folder)
+        return replace(self, given_lists=lists), is_reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)

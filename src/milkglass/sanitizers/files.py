@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from milkglass import files
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.files import atomic_write
 from milkglass.noise.stream import Stream
 from milkglass.progress import Progress, no_progress
 from milkglass.rows.blocks import Block, RowFormat, blocks_of
@@ -77,7 +76,7 @@ def count_file(
         path: the file.
         row_format: the format of its rows.
         workers: how many processes work. 0: this one.
-        progress: receives the bytes of each block that is done.
+        progress: receives the number of characters of each block that is done.
     """
     counts = np.zeros(len(reader.table), np.int64)
     for block, block_counts in map_blocks(
@@ -104,7 +103,7 @@ def sanitize_file(
         seed: decides all draws. None: a secret one is drawn.
         about: what the report says first, about the method.
         workers: how many processes work. 0: this one.
-        progress: receives the bytes of each block that is done.
+        progress: receives the number of characters of each block that is done.
 
     Raises:
         UsageError: `out` or its report exists.
@@ -197,7 +196,7 @@ def _count_block(reader: Reader, row_format: RowFormat, block: Block) -> NDArray
 def new_file(out: Path) -> Iterator[IO[str]]:
     """Yields a file that appears under its name when it is complete. Raises UsageError if the name is taken by then."""
     try:
-        with atomic_write(out, replace=False, newline="") as file:
+        with files.atomic_write(out, replace=False, newline="") as file:
             yield file
     except FileExistsError:
         raise UsageError(f"{out} exists already", "give another name, or remove it") from None
@@ -235,7 +234,7 @@ def map_blocks(
 
     pending: deque[tuple[Block, Future[Result]]] = deque()
     with (
-        _one_thread_each(),
+        _limit_to_one_thread(),
         ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin_worker, initargs=(work,)) as pool,
     ):
         try:
@@ -268,8 +267,8 @@ def _call_on_block(block: Block) -> Any:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Makes processes that are started inside compute with one thread, unless the user has set another number."""
+def _limit_to_one_thread() -> Iterator[None]:
+    """Limits each process that is started inside to one thread, unless the user has set another number."""
     added_names = [name for name in THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(added_names, "1"))
     try:

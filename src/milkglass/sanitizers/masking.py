@@ -51,17 +51,17 @@ def analyzer() -> Any:
 
 
 def private_spans(text: str, min_score: float) -> tuple[tuple[int, int, str], ...]:
-    """Returns the start, end and type of each entity, in order. Of overlapping ones the one of higher score is kept.
+    """Returns the start, end and type of each entity, in order. Of two that overlap, that of higher score is kept.
 
     A text of more than MAX_CHARACTERS is analysed in parts that overlap, so that an entity at the border is seen whole.
     """
     spans: list[tuple[int, int, str]] = []
     for start, end in _part_borders(text):
-        first = max(0, start - OVERLAP_CHARACTERS)
-        entities = analyzer().analyze(text[first : end + OVERLAP_CHARACTERS], language="en")
+        window_start = max(0, start - OVERLAP_CHARACTERS)
+        entities = analyzer().analyze(text[window_start : end + OVERLAP_CHARACTERS], language="en")
         part_spans: list[tuple[int, int, str]] = spans[-1:]  # the last one may reach into this part
         for entity in sorted(entities, key=lambda entity: (-entity.score, entity.start - entity.end, entity.start)):
-            entity_start, entity_end = first + entity.start, first + entity.end
+            entity_start, entity_end = window_start + entity.start, window_start + entity.end
             if entity.score < min_score or not start <= entity_start < end:
                 continue
             if all(entity_end <= other_start or other_end <= entity_start for other_start, other_end, _ in part_spans):
@@ -105,7 +105,7 @@ class LanguageTally:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> LanguageTally:
-        """Counts them."""
+        """Returns the tally of these texts."""
         tally = cls()
         for text in texts:
             tally.add(text)
@@ -138,7 +138,7 @@ def mask_file(
         row_format: the format of its rows.
         out: the output, a new file.
         min_score: the lowest score of an entity that is masked.
-        progress: receives the size of each block of rows.
+        progress: receives the number of characters of each block of rows.
 
     Raises:
         UsageError: a file is there already.
@@ -151,10 +151,10 @@ def mask_file(
         for block in blocks_of(source, row_format):
             rows, slots, _ = row_format.parse(block)
             for container, key in slots:
-                head, text = row_format.split_instruction(container[key])
+                instruction, text = row_format.split_instruction(container[key])
                 language.add(text)
                 original, masked_texts = masked_parts(text, min_score)
-                container[key] = head + "".join(masked_texts)
+                container[key] = instruction + "".join(masked_texts)
                 masks = [mask for word, mask in zip(original, masked_texts, strict=True) if word != mask]
                 counts.update(masks)
                 text_count, masked_count = text_count + 1, masked_count + bool(masks)

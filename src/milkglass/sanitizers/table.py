@@ -167,11 +167,13 @@ def words_of_model(folder: Path, name: str) -> WordVectors:
     for prefix in (" ", ""):  # SentencePiece may put a blank of its own before a text
         requested = [prefix + text for _, text in candidates]
         encodings = tokenizer(requested, add_special_tokens=False)["input_ids"] if requested else []
-        is_whole = [encoding == [i] for (i, _), encoding in zip(candidates, encodings, strict=True)]
-        for (i, text), fits in zip(candidates, is_whole, strict=True):
-            if fits:
+        whole_word_flags = [encoding == [i] for (i, _), encoding in zip(candidates, encodings, strict=True)]
+        for (i, text), is_whole in zip(candidates, whole_word_flags, strict=True):
+            if is_whole:
                 rows.setdefault(text, i)
-        candidates = [candidate for candidate, fits in zip(candidates, is_whole, strict=True) if not fits]
+        candidates = [
+            candidate for candidate, is_whole in zip(candidates, whole_word_flags, strict=True) if not is_whole
+        ]
     row_of_word = dict(sorted(rows.items(), key=itemgetter(1)))
     if not row_of_word:
         raise BadTable(f"the vocabulary of {name} has no whole words", "give a GloVe file as the table")

@@ -60,12 +60,11 @@ class ServerHalf:
             config, class_count, layer = description["model"], int(description["classes"]), int(description["layer"])
             pooled = bool(description["pooled"])
             width = int(config["hidden_size" if "hidden_size" in config else "dim"])
-            length = int(config["max_position_embeddings"])
+            max_length = int(config["max_position_embeddings"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{CONFIG} in {folder.name} lacks an entry", "copy the folder again") from error
-        info = EncoderInfo(
-            server_description.method, layer, pooled, width, class_count, length, weights=folders.weights_digest(folder)
-        )
+        weights = folders.weights_digest(folder)
+        info = EncoderInfo(server_description.method, layer, pooled, width, class_count, max_length, weights)
         defence = restore_defence(server_description.method, server_description.parameters)
         return cls(defence.server(folder, _server_network(folder, defence, config, class_count), description), info)
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from milkglass import files
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, UsageError, naming_texts
-from milkglass.files import sha256
 from milkglass.models.checkpoint import read_json
 from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.progress import Progress, no_progress
@@ -29,7 +28,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally, report_document
 
 FORMAT = "milkglass-ghost-parts/2"
-STATE = "job.json"
+STATE_FILE = "job.json"
 ROWS_A_PART = 8  # an interruption loses one part at most
 
 
@@ -42,11 +41,11 @@ class FinishedParts:
     occurs twice has one shadow, and the result is the same whether or not the run was interrupted.
 
     Attributes:
-        job: names the run: everything on which its result depends, except a seed that was drawn.
+        run_id: a digest of all on which the run's result depends, except a seed that was drawn.
     """
 
     folder: Path
-    job: str
+    run_id: str
 
     def begin(self, seed: int | None) -> int | None:
         """Returns the seed of this run, or None if all parts are done.
@@ -57,7 +56,7 @@ class FinishedParts:
         Raises UsageError if the folder has parts of another run, which are not discarded.
         """
         state = _state(self.folder)
-        if state.get("job") == self.job:
+        if state.get("job") == self.run_id:
             stored_seed = None if state.get("seed") is None else int(state["seed"])
             return stored_seed if seed is None else seed
         if any(self.folder.glob("[0-9]*.json")):
@@ -81,7 +80,7 @@ class FinishedParts:
         if seed is None:
             fault = f"part {number} of {self.folder.name} was made and is gone"
             raise CorruptCheckpoint(fault, f"remove {self.folder}: all is made again")
-        write(self._path(number), result_of(replace(ghost, seed=seed)))
+        write_ascii_json(self._path(number), result_of(replace(ghost, seed=seed)))
 
     def get(self, number: int) -> dict[str, Any]:
         """Returns a part. Raises CorruptCheckpoint if it is not JSON."""
@@ -101,7 +100,9 @@ class FinishedParts:
         shutil.rmtree(self.folder)
 
     def _write_state(self, seed: str | None, is_finished: bool) -> None:
-        write(self.folder / STATE, {"format": FORMAT, "job": self.job, "seed": seed, "finished": is_finished})
+        write_ascii_json(
+            self.folder / STATE_FILE, {"format": FORMAT, "job": self.run_id, "seed": seed, "finished": is_finished}
+        )
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.json"
@@ -115,13 +116,13 @@ def finished_parts_in(folder: Path) -> FinishedParts | None:
 
 def _state(folder: Path) -> dict[str, Any]:
     """Returns what a folder of parts says of its run; {} if it says nothing, or in another format."""
-    state = read_json(folder / STATE) if (folder / STATE).is_file() else {}
+    state = read_json(folder / STATE_FILE) if (folder / STATE_FILE).is_file() else {}
     return state if state.get("format") == FORMAT else {}
 
 
-def write(path: Path, value: dict[str, Any]) -> None:
-    """Writes JSON, completely or not at all."""
-    files.write(path, json.dumps(value))  # in ASCII: a text may have half of a surrogate pair
+def write_ascii_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes JSON in ASCII, since a text may have half of a surrogate pair."""
+    files.write(path, json.dumps(value))
 
 
 @dataclass(frozen=True)
@@ -182,54 +183,52 @@ class GhostJob:
         require_free(self.out)
 
 
-def sanitize_dataset(
-    ghost: Ghost, plan: GhostJob, seed: int | None, progress: Progress = no_progress
-) -> dict[str, Any]:
+def sanitize_dataset(ghost: Ghost, job: GhostJob, seed: int | None, progress: Progress = no_progress) -> dict[str, Any]:
     """Writes OUT and its report, which is returned, or resumes an interrupted run of the same job.
 
     Args:
         ghost: replaces the tokens of texts.
-        plan: what is read and written.
+        job: what is read and written.
         seed: replaces the ghost's. None: a fresh secret one is drawn.
-        progress: receives the bytes of each part that is done.
+        progress: receives the number of characters of each part that is done.
 
     Raises:
         UsageError: OUT exists.
         CodecError: a row cannot be processed; nothing is done.
         CorruptCheckpoint: a finished part is damaged.
     """
-    plan.require_free()
-    _check(ghost, plan)
-    finished_parts = FinishedParts(plan.folder, job_of(ghost, plan, seed))
-    is_complete = finished_parts_in(plan.folder) is not None
+    job.require_free()
+    _require_encodable(ghost, job)
+    finished_parts = FinishedParts(job.folder, run_id_of(ghost, job, seed))
+    is_complete = finished_parts_in(job.folder) is not None
     run_seed = finished_parts.begin(seed)
     if is_complete:  # this very run died when its report had its name, and OUT had not
-        report_path(plan.out).unlink(missing_ok=True)
+        report_path(job.out).unlink(missing_ok=True)
     tally, numbers = GhostTally(), list[int]()
-    for block in _parts(plan):
-        finished_parts.make(block.number, ghost, run_seed, partial(_sanitize, plan=plan, part=block))
+    for block in _parts(job):
+        finished_parts.make(block.number, ghost, run_seed, partial(_sanitize, job=job, part=block))
         tally.add(_read_part(finished_parts, block.number)[1])
         numbers.append(block.number)
         progress(block.character_count)
     report = report_document(ghost, tally, seed is not None)
     finished_parts.finish()
-    with new_file(plan.out) as file:
-        file.write(plan.out_format.header_text())
+    with new_file(job.out) as file:
+        file.write(job.out_format.header_text())
         for number in numbers:
             file.write(_read_part(finished_parts, number)[0])
-        with new_file(report_path(plan.out)) as report_file:
+        with new_file(report_path(job.out)) as report_file:
             report_file.write(json.dumps(report, indent=2) + "\n")
     finished_parts.remove()
     return report
 
 
-def job_of(ghost: Ghost, plan: GhostJob, seed: int | None) -> str:
-    """Returns the name of a run, from its source, its model, its parameters and the seed if one was given."""
-    format_of_rows: list[object] = [plan.row_format.kind, sorted(plan.row_format.text_fields), plan.row_format.header]
+def run_id_of(ghost: Ghost, job: GhostJob, seed: int | None) -> str:
+    """Returns a digest of a run's source, its model, its parameters, and the seed if one was given."""
+    format_of_rows: list[object] = [job.row_format.kind, sorted(job.row_format.text_fields), job.row_format.header]
     format_of_rows += (
-        [plan.row_format.delimiter] if plan.row_format.kind == "csv" and plan.row_format.delimiter != "," else []
+        [job.row_format.delimiter] if job.row_format.kind == "csv" and job.row_format.delimiter != "," else []
     )
-    return ghost.job_digest([ROWS_A_PART, sha256(plan.source), format_of_rows], seed)
+    return ghost.job_digest([ROWS_A_PART, files.sha256(job.source), format_of_rows], seed)
 
 
 def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTally]:
@@ -241,10 +240,10 @@ def _read_part(finished_parts: FinishedParts, number: int) -> tuple[str, GhostTa
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-def _parts(plan: GhostJob) -> Iterator[Block]:
+def _parts(job: GhostJob) -> Iterator[Block]:
     """Yields the rows of the source, ROWS_A_PART at a time."""
     number = 0
-    for block in blocks_of(plan.source, plan.row_format):
+    for block in blocks_of(job.source, job.row_format):
         for start in range(0, len(block.raw_rows), ROWS_A_PART):
             yield Block(number, block.lines[start : start + ROWS_A_PART], block.raw_rows[start : start + ROWS_A_PART])
             number += 1
@@ -264,16 +263,16 @@ class _Slot:
         return str(self.container[self.key])
 
 
-def _parse_part(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[str]]:
+def _parse_part(job: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], set[str]]:
     """Returns a part's rows, the slots of their texts, and the names of the fields that stay as they are.
 
     Raises CodecError if a row has a field with the name of the one for ids.
     """
     rows, text_slots, unchanged_fields = list[Any](), list[_Slot](), set[str]()
     for line, raw in zip(block.lines, block.raw_rows, strict=True):
-        parsed, slots, unchanged = plan.row_format.parse(Block(0, (line,), (raw,)))
+        parsed, slots, unchanged = job.row_format.parse(Block(0, (line,), (raw,)))
         unchanged_fields |= unchanged
-        if plan.row_format.kind == "lines":
+        if job.row_format.kind == "lines":
             parsed = [{"text": parsed[0][0]}]
             slots = [(parsed[0], "text")]
         rows += parsed
@@ -282,7 +281,7 @@ def _parse_part(plan: GhostJob, block: Block) -> tuple[list[Any], list[_Slot], s
             name = _ids_name(str(key), text_counts[id(container)])
             if isinstance(container, dict) and name in container:
                 raise CodecError(
-                    f"{plan.row_format.place(line)} has a field for ids already", f"rename its field {name}"
+                    f"{job.row_format.place(line)} has a field for ids already", f"rename its field {name}"
                 )
             text_slots.append(_Slot(line, container, key, name))
     return rows, text_slots, unchanged_fields
@@ -293,36 +292,39 @@ def _ids_name(key: str, text_count: int) -> str:
     return "ids" if text_count == 1 else f"{key}_ids"
 
 
-def require_texts(plan: GhostJob) -> None:
+def require_texts(job: GhostJob) -> None:
     """Reads everything once, without a model. Raises CodecError for an unreadable row, EmptyText without a text."""
-    if not any(slot.text.strip() for part in _parts(plan) for slot in _parse_part(plan, part)[1]):
-        raise EmptyText(f"{plan.source.name} has no text", "give at least one row that is not blank")
+    if not any(slot.text.strip() for part in _parts(job) for slot in _parse_part(job, part)[1]):
+        raise EmptyText(f"{job.source.name} has no text", "give at least one row that is not blank")
 
 
-def long_texts(plan: GhostJob, folder: Path) -> tuple[list[Place], int]:
+def long_texts(job: GhostJob, folder: Path) -> tuple[list[Place], int]:
     """Returns the places of the texts that are longer than the model takes, and how many tokens it takes."""
     tokenizer = load_tokenizer(folder)
     limit, places = token_limit(folder, tokenizer), list[Place]()
-    for part in _parts(plan):
-        slots = _parse_part(plan, part)[1]
+    for part in _parts(job):
+        slots = _parse_part(job, part)[1]
         ids = tokenizer([slot.text for slot in slots], split_special_tokens=True)["input_ids"] if slots else []
         places += [
-            plan.row_format.place(slot.line) for slot, text_ids in zip(slots, ids, strict=True) if len(text_ids) > limit
+            job.row_format.place(slot.line) for slot, text_ids in zip(slots, ids, strict=True) if len(text_ids) > limit
         ]
     return places, limit
 
 
-def _check(ghost: Ghost, plan: GhostJob) -> None:
-    """Reads everything once, so that a row that cannot be processed is reported before hours of work."""
-    for part in _parts(plan):
-        nonblank_slots = [slot for slot in _parse_part(plan, part)[1] if slot.text.strip()]
-        with naming_texts([str(plan.row_format.place(slot.line)) for slot in nonblank_slots].__getitem__):
+def _require_encodable(ghost: Ghost, job: GhostJob) -> None:
+    """Reads everything once, so that a text that cannot be encoded is reported before hours of work.
+
+    Raises CodecError.
+    """
+    for part in _parts(job):
+        nonblank_slots = [slot for slot in _parse_part(job, part)[1] if slot.text.strip()]
+        with naming_texts([str(job.row_format.place(slot.line)) for slot in nonblank_slots].__getitem__):
             ghost.encode([slot.text for slot in nonblank_slots])
 
 
-def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
-    """Returns a block's rows with shadows in place of their texts, as they are stored."""
-    rows, slots, unchanged_fields = _parse_part(plan, part)
+def _sanitize(ghost: Ghost, job: GhostJob, part: Block) -> dict[str, Any]:
+    """Returns a part's rows with shadows in place of their texts, and its tally, as they are stored."""
+    rows, slots, unchanged_fields = _parse_part(job, part)
     tally = GhostTally(rows=len(rows), unchanged_fields=sorted(unchanged_fields))
     nonblank_slots = [slot for slot in slots if slot.text.strip()]
     shadows = dict(zip(map(id, nonblank_slots), ghost.sanitize([slot.text for slot in nonblank_slots]), strict=True))
@@ -338,4 +340,4 @@ def _sanitize(ghost: Ghost, plan: GhostJob, part: Block) -> dict[str, Any]:
             slot.container[slot.ids_name] = ids
         else:
             slot.container.append(" ".join(map(str, ids)))
-    return {"rows": plan.out_format.write(rows), "tally": asdict(tally)}
+    return {"rows": job.out_format.write(rows), "tally": asdict(tally)}

@@ -61,7 +61,7 @@ class Ghost:
         network: computes hidden states. None: they are not needed.
         limit: the most tokens of a text.
         seed: decides the random starts. Whoever has it can see whether a text gives exactly this shadow.
-        searching, selection: the parameters of the search and of the selection.
+        search_settings, selection: the parameters of the search and of the selection.
         cuts_texts: whether a text of more tokens loses its end. Otherwise it is refused.
     """
 
@@ -73,7 +73,7 @@ class Ghost:
     network: HeadlessModel | None = field(repr=False)
     limit: int
     seed: int = field(repr=False)
-    searching: SearchSettings = SearchSettings()
+    search_settings: SearchSettings = SearchSettings()
     selection: SelectionSettings = SelectionSettings()
     cuts_texts: bool = False
 
@@ -88,7 +88,7 @@ class Ghost:
 
     @classmethod
     def open(
-        cls, folder: Path, searching: SearchSettings = SearchSettings(),
+        cls, folder: Path, search_settings: SearchSettings = SearchSettings(),
         selection: SelectionSettings = SelectionSettings(), seed: int = 0, name: str | None = None,
         cache_folder: Path | None = None,
     ) -> Ghost:  # fmt: skip
@@ -96,7 +96,7 @@ class Ghost:
 
         Args:
             folder: the model's folder.
-            searching: the parameters of the search.
+            search_settings: the parameters of the search.
             selection: the parameters of the selection.
             seed: decides the random starts.
             name: what reports call the model. None: the folder's name.
@@ -112,14 +112,14 @@ class Ghost:
         texts += [""] * (len(vectors) - len(texts))
 
         def make() -> Shadows:
-            lemmas = lemmas_of(table.words, texts, searching.language) if searching.lemma else None
-            return search(table, lemmas, searching)
+            lemmas = lemmas_of(table.words, texts, search_settings.language) if search_settings.lemma else None
+            return search(table, lemmas, search_settings)
 
-        digest = search_digest(table, texts, searching)
+        digest = search_digest(table, texts, search_settings)
         shadows = load_or_make(digest, len(table), make, cache_folder)
         network = HeadlessModel.open(folder) if selection.way == "states" else None
         limit = token_limit(folder, tokenizer)
-        return cls(folder, table.name, digest, tokenizer, shadows, network, limit, seed, searching, selection)
+        return cls(folder, table.name, digest, tokenizer, shadows, network, limit, seed, search_settings, selection)
 
     def shadows(self, ids: Sequences) -> Sequences:
         """Returns each sequence's shadow, of the same length. Raises IdOutOfRange, TooLong."""
@@ -165,7 +165,7 @@ class Ghost:
 
     def document(self) -> dict[str, Any]:
         """Returns the parameters, for a report."""
-        parameters = {"search": self.searching.document(), "selection": self.selection.document()}
+        parameters = {"search": self.search_settings.document(), "selection": self.selection.document()}
         return {"method": "ghost", "model": self.name, **parameters}
 
     def job_digest(self, parts: list[Any], seed: int | None) -> str:

@@ -49,7 +49,8 @@ ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen"
 def word_marker(tokens: Sequence[str]) -> str | None:
     """Returns the most frequent of PIECE_MARKER and SPACE_MARKERS, or None if no token has one."""
     counts = {
-        mark: sum(t.startswith(mark) and len(t) > len(mark) for t in tokens) for mark in (PIECE_MARKER, *SPACE_MARKERS)
+        mark: sum(token.startswith(mark) and len(token) > len(mark) for token in tokens)
+        for mark in (PIECE_MARKER, *SPACE_MARKERS)
     }
     commonest = max(counts, key=lambda mark: counts[mark])
     return commonest if counts[commonest] else None
@@ -208,10 +209,10 @@ def _filter_block(nearest_lists: NeighbourIds, rows: Ids, lemmas: Ids | None, se
         is_member = np.zeros((len(rows), len(nearest_lists)), np.uint8)
         np.put_along_axis(is_member, neighbours, 1, 1)
         row, column = np.nonzero(is_shadow)
-        cells = nearest_lists[neighbours[row, column]]  # (pairs, k)
-        cells += (row.astype(np.int32) * np.int32(len(nearest_lists)))[:, None]
+        member_positions = nearest_lists[neighbours[row, column]]  # (pairs, k)
+        member_positions += (row.astype(np.int32) * np.int32(len(nearest_lists)))[:, None]
         is_shadow[row, column] = (
-            is_member.ravel().take(cells).sum(1, dtype=np.int32) / neighbours.shape[1] <= settings.overlap
+            is_member.ravel().take(member_positions).sum(1, dtype=np.int32) / neighbours.shape[1] <= settings.overlap
         )
     return is_shadow
 

@@ -103,11 +103,15 @@ class HeadlessModel:
     def wrap(cls, model: Any, is_causal: bool) -> HeadlessModel:
         """Wraps a loaded model. Raises UnsupportedModel if its layers are not found."""
         count = int(model.config.num_hidden_layers)
-        lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-        if len(lists) != 1:
-            raise UnsupportedModel(f"{len(lists)} lists of {count} layers were found in the model", "one is needed")
+        layer_lists = [
+            module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count
+        ]
+        if len(layer_lists) != 1:
+            raise UnsupportedModel(
+                f"{len(layer_lists)} lists of {count} layers were found in the model", "one is needed"
+            )
         multiply_by_onednn(model.eval(), device.has_fast_bf16())
-        return cls(model, tuple(lists[0]), is_causal, device.has_fast_bf16() and model.device.type == "cpu")
+        return cls(model, tuple(layer_lists[0]), is_causal, device.has_fast_bf16() and model.device.type == "cpu")
 
     @property
     def max_forward_tokens(self) -> int:

@@ -80,7 +80,8 @@ class GhostTally:
 def report_document(ghost: Ghost, tally: GhostTally, has_seed: bool) -> dict[str, Any]:
     """Returns the report of a run, with no text, no ids and no seed.
 
-    `has_seed`: whether the user gave a seed.
+    Args:
+        has_seed: whether the user gave a seed.
     """
     candidates = ghost.candidates
     replaceable = np.flatnonzero(~candidates.is_fixed)

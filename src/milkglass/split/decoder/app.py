@@ -47,25 +47,30 @@ def max_message_bytes(info: DecoderInfo) -> int:
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
 
-def create_app(table: SessionTable, gate: TableGate, bearer_token: str, idle_seconds: float = IDLE_SECONDS) -> FastAPI:
+def create_app(
+    sessions: SessionTable, gate: TableGate, bearer_token: str, idle_seconds: float = IDLE_SECONDS
+) -> FastAPI:
     """Returns the application behind its guard.
 
     Args:
+        sessions: opens and closes the sessions.
+        gate: releases the embedding table to enclaves.
+        bearer_token: the token that requests need.
         idle_seconds: the seconds that a client may take to send its next message, or to read one.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        table.engine.start()
+        sessions.engine.start()
         yield
-        await asyncio.to_thread(table.engine.close)
+        await asyncio.to_thread(sessions.engine.close)
 
     release_numbers = itertools.count(1)
     app = errors.web_app("Milkglass split", lifespan)
 
     @app.get(SPLIT_PATH)
     async def info() -> dict[str, Any]:
-        return table.info.document()
+        return sessions.info.document()
 
     @app.post(CHALLENGE_PATH)
     async def challenge() -> dict[str, str]:
@@ -85,7 +90,7 @@ def create_app(table: SessionTable, gate: TableGate, bearer_token: str, idle_sec
             await socket.close(POLICY_VIOLATION_CODE)  # before the socket is accepted, so that the client gets 403
             return
         await socket.accept()
-        await StreamConnection(socket, table, idle_seconds).run()
+        await StreamConnection(socket, sessions, idle_seconds).run()
 
     def rule(scope: Scope) -> BodyRule:
         return BodyRule(MAX_BODY_BYTES if scope["path"] in (CHALLENGE_PATH, RELEASE_PATH) else 0)
@@ -103,15 +108,15 @@ def _is_authorized(socket: WebSocket, bearer_token: str) -> bool:
 class StreamConnection:
     """Serves one session over one connection."""
 
-    def __init__(self, socket: WebSocket, table: SessionTable, idle_seconds: float) -> None:
+    def __init__(self, socket: WebSocket, sessions: SessionTable, idle_seconds: float) -> None:
         """Takes an accepted WebSocket; `run` serves it. See `create_app` for `idle_seconds`."""
-        self._socket, self._table, self._idle_seconds = socket, table, idle_seconds
+        self._socket, self._sessions, self._idle_seconds = socket, sessions, idle_seconds
 
     async def run(self) -> None:
         """Serves until the answer is complete, the client leaves, or a message is refused."""
         session: SplitSession | None = None
         try:
-            session = self._table.open(await self._receive_open())
+            session = self._sessions.open(await self._receive_open())
             while not session.is_over:
                 message = (await self._receive()).get("bytes")
                 if message is None:
@@ -127,7 +132,7 @@ class StreamConnection:
             log.error("internal error: %s", place_of(error))
         finally:
             if session is not None:
-                self._table.close(session)
+                self._sessions.close(session)
 
     async def _receive_open(self) -> OpenRequest:
         """Returns the client's first message. Raises BadUpload."""
@@ -138,8 +143,8 @@ class StreamConnection:
         try:
             return OpenRequest.model_validate_json(text)
         except pydantic.ValidationError as error:
-            rules = errors.validation_message(error)
-            raise BadUpload(rules, "see /v1/split/stream in docs/formats.md") from None
+            fault = errors.validation_message(error)
+            raise BadUpload(fault, "see /v1/split/stream in docs/formats.md") from None
 
     async def _await_sent(self, message: Awaitable[None]) -> None:
         """Waits until a message is sent. Raises WebSocketDisconnect, or TooSlow if the client does not read.
@@ -172,8 +177,8 @@ class StreamConnection:
             return
 
 
-def serve(table: SessionTable, gate: TableGate, home: Path, port: int, bearer_token: str) -> None:
+def serve(sessions: SessionTable, gate: TableGate, home: Path, port: int, bearer_token: str) -> None:
     """Serves on 127.0.0.1 until SIGINT or SIGTERM. Raises UsageError if the address cannot be used."""
     settings = ServerSettings(home, port=port, token=bearer_token)
-    app = create_app(table, gate, bearer_token)
-    run(app, settings, "milkglass split serve", max_message_bytes=max_message_bytes(table.info))
+    app = create_app(sessions, gate, bearer_token)
+    run(app, settings, "milkglass split serve", max_message_bytes=max_message_bytes(sessions.info))

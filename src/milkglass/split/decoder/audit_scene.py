@@ -112,18 +112,20 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     private_texts, alike_texts = private_and_other_texts(read_texts(files.text, files.max_rows), files)
     codec = Codec.open(key_from_secret(base, None, bytes(32)), base.folder)
     enclave_texts = _sanitize_in_enclave(enclave, settings, codec, table, private_texts)
-    texts = {ALIKE: alike_texts} | ({} if files.public is None else {OTHER: read_texts(files.public, None)})
+    texts_of_attackers = {ALIKE: alike_texts}
+    if files.public is not None:
+        texts_of_attackers[OTHER] = read_texts(files.public, None)
     package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
-    for name, attacker_texts in texts.items():
+    for name, attacker_texts in texts_of_attackers.items():
         remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private_texts)]
         if remaining:
             corpora[name] = Sequences.of(codec.encode(remaining, truncate=True).ids)
-    what_it_runs = "the table and the enclave's sanitizer"
+    runnable_part = "the table and the enclave's sanitizer"
     adversaries = [
         Adversary.with_text(
-            name, Knowledge(corpus=corpus, observe=attacker.observe, rehearse=attacker.rehearse), what_it_runs
+            name, Knowledge(corpus=corpus, observe=attacker.observe, rehearse=attacker.rehearse), runnable_part
         )
         for name, corpus in corpora.items()
     ]
@@ -136,7 +138,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     words = words_of_enclave(enclave.proof, enclave.is_attested)
     truth = truth_of(codec, sent_ids, enclave_texts.original_ids, corpora.values())
     scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
-    require_texts(scene, texts)
+    require_texts(scene, texts_of_attackers)
     return SplitScene(scene, enclave_texts.left_out_count)
 
 

@@ -198,20 +198,20 @@ class SplitSession:
             self._engine.cancel(self._sequence)
 
     def _on_token(self, token: int, reason: str | None) -> None:
-        self._to_loop(lambda: self._next.set_result(NextToken(token, reason)))
+        self._settle_in_loop(lambda: self._next.set_result(NextToken(token, reason)))
 
     def _on_error(self, error: MilkglassError) -> None:
-        self._to_loop(lambda: self._next.set_exception(error))
+        self._settle_in_loop(lambda: self._next.set_exception(error))
 
-    def _to_loop(self, settle: Callable[[], None]) -> None:
+    def _settle_in_loop(self, settle: Callable[[], None]) -> None:
         """Has the event loop settle `_next` unless it is done. It can be called in another thread."""
 
-        def unless_done() -> None:
+        def settle_unless_done() -> None:
             if not self._next.done():
                 settle()
 
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(unless_done)
+            self._loop.call_soon_threadsafe(settle_unless_done)
 
 
 @dataclass

@@ -68,11 +68,11 @@ class SplitText:
                 "the server has another model than this enclave", "build the enclave for this server"
             )
 
-    def prompt(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
+    def sanitize_text(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
         """Sanitizes plain text to continue. Raises CodecError, EnclaveError."""
         return self.enclave.sanitize_text(text, instruction, self._max_prompt_tokens(sampling), self.settings)
 
-    def conversation(
+    def sanitize_chat(
         self, messages: Sequence[Message], sampling: SplitSampling, instruction: str = ""
     ) -> SanitizedPrompt:
         """Sanitizes what users say in a conversation, in the model's chat template.
@@ -113,7 +113,7 @@ class SplitText:
         """
 
         def ask(turns: list[Message]) -> Answer:
-            prompt = self.conversation(turns, sampling)
+            prompt = self.sanitize_chat(turns, sampling)
             return Answer(self.text(prompt, sampling), prompt.token_count)
 
         return Conversation(ask, [{"role": "system", "content": system}] if system else [])
