@@ -145,7 +145,7 @@ def test_queries_and_keys_meet_as_before_at_any_distance() -> None:
     """Turned and scaled pairs commute with rotary positions; with windows of one the products are exact."""
     speeds = SHAPE.frequencies.numpy()
     for number in range(5):
-        pairs = replace(EXACT, spread=0.3).pairs(SHAPE, draws(number))
+        pairs = replace(EXACT, spread=0.3).draw_pair_secrets(SHAPE, draws(number))
         q, k = (draws(10 + number + n).gaussian(6, 8).double().numpy() for n in (0, 50))
         before = literal.turned(q, speeds) @ literal.turned(k, speeds).T
         one, other = pairs.matrix().numpy(), pairs.matrix(inverse=True).numpy()

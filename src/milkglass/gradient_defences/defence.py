@@ -1,8 +1,8 @@
 """Defines a defence of gradients, which changes the step, how its gradient is taken, or the gradient itself.
 
-    before(step)                         the step that is taken: other parameters trained, dropout on
-    take(step, ids, mask, targets)       the gradient of the step; overridden only if texts must be kept apart
-    after(tensors, text_count, stream)   what is shared of the gradient
+    prepare_step(step)                                the step that is taken: other parameters trained, dropout on
+    compute_gradient(step, ids, mask, targets)        the gradient of the step; overridden only if each text has its own
+    protect_gradient(tensors, text_count, stream)     what is shared of the gradient
 
 All randomness comes from a ChaCha20 stream (noise/): noise on a grid by exact samples, masks of pruning and of dropout.
 """

@@ -58,8 +58,10 @@ class MagnitudePruning(GradientDefence):
 
     def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         if self.among == "tensor":
-            return {name: tensor * largest_mask(tensor.flatten(), self._remaining_count(tensor.numel())).view_as(tensor)
-                    for name, tensor in tensors.items()}  # fmt: skip
+            return {
+                name: tensor * largest_mask(tensor.flatten(), self._remaining_count(tensor.numel())).view_as(tensor)
+                for name, tensor in tensors.items()
+            }
         entries = torch.cat([tensor.flatten() for tensor in tensors.values()])
         sizes = [tensor.numel() for tensor in tensors.values()]
         masks = largest_mask(entries, self._remaining_count(len(entries))).split(sizes)

@@ -73,8 +73,8 @@ class WordAdversary(torch.nn.Module):
         """Returns (b, w) 1 if a word is in a text, else 0, for the texts' ids (b, t) and their mask (b, t)."""
         presence = torch.zeros(len(ids), self.net[-1].out_features, device=ids.device)
         for row, text in enumerate(ids):
-            named = self.column[text[mask[row]]]
-            presence[row, named[named >= 0]] = 1.0
+            columns = self.column[text[mask[row]]]
+            presence[row, columns[columns >= 0]] = 1.0
         return presence
 
     def forward(self, vectors: torch.Tensor, bag: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
 
-KEPT, LOWER = "kept.", "lower."  # before the names of tensors in a saved half
+KEPT_PREFIX, LOWER_PREFIX = "kept.", "lower."  # of the names of tensors in a saved half
 
 
 class EncoderClient(Client):
@@ -40,7 +40,7 @@ class EncoderClient(Client):
         base: the public model that was cut.
         reader: turns texts into public ids.
         lower: the layers that this half runs.
-        extra_tensors: what the method needs besides.
+        extra_tensors: the tensors that the method needs besides the lower layers, by name.
     """
 
     _pending: Any = None  # what `receive` needs of the texts last sent, where a method keeps something
@@ -65,7 +65,7 @@ class EncoderClient(Client):
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represent(encoded, self._root, first))
 
-    def rows(self, lengths: Ids) -> Ids:
+    def row_counts(self, lengths: Ids) -> Ids:
         """Returns (texts,) how many rows cross for texts of these lengths, before pooling."""
         return lengths
 
@@ -117,7 +117,7 @@ class EncoderClient(Client):
             "sent": self._sent,
         }
         with new_dir(folder) as partial:
-            tensors = {f"{KEPT}{name}": tensor for name, tensor in self.extra_tensors.items()}
+            tensors = {f"{KEPT_PREFIX}{name}": tensor for name, tensor in self.extra_tensors.items()}
             if self.defence.trains_lower:
-                tensors |= {f"{LOWER}{name}": tensor for name, tensor in self.lower.state_dict().items()}
+                tensors |= {f"{LOWER_PREFIX}{name}": tensor for name, tensor in self.lower.state_dict().items()}
             halves.write(partial, tensors, description)

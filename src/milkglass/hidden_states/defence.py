@@ -25,7 +25,7 @@ from milkglass import device
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.hidden_states import halves
-from milkglass.hidden_states.client import KEPT, LOWER, EncoderClient
+from milkglass.hidden_states.client import KEPT_PREFIX, LOWER_PREFIX, EncoderClient
 from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import Mechanism, TrainingStep
 from milkglass.hidden_states.server import EncoderServer
@@ -159,8 +159,10 @@ class HiddenStateDefence(Mechanism):
             )
         require_base(description, folder, base)
         lower = LowerHalf(classifier(base, 2), self.cut(base)).eval()
-        tensors = halves.load_tensors(folder, lower if self.trains_lower else None, LOWER)
-        kept_tensors = {name.removeprefix(KEPT): tensor for name, tensor in tensors.items() if name.startswith(KEPT)}
+        tensors = halves.load_tensors(folder, lower if self.trains_lower else None, LOWER_PREFIX)
+        kept_tensors = {
+            name.removeprefix(KEPT_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(KEPT_PREFIX)
+        }
         try:
             secret, sent = bytes.fromhex(description["secret"]), int(description["sent"])
         except (KeyError, TypeError, ValueError) as error:

@@ -64,14 +64,15 @@ def decode(frame: bytes) -> Activations:
     rows, layer, pooled, mixed = len(hidden), int(about[0]), bool(about[1]), tensors.get("mixed")
     if mixed is not None and (pooled or mixed.shape != lengths.shape or bool((mixed < lengths.clamp_min(1)).any())):
         raise BadUpload(f"the mixed rows of {len(mixed)} texts are fewer than their tokens, or pooled", HINT)
-    if not _add_up(lengths if mixed is None else mixed, rows, 1 if pooled else rows) or bool((lengths < 1).any()):
+    row_counts = lengths if mixed is None else mixed
+    if not _counts_add_up(row_counts, rows, 1 if pooled else rows) or bool((lengths < 1).any()):
         raise BadUpload(f"the lengths of {len(lengths)} texts do not add up to the {rows} rows", HINT)
     if not torch.isfinite(hidden).all():
         raise BadUpload("the frame holds a number that is not finite", HINT)
     return Activations(hidden, lengths.numpy(), layer, pooled, None if mixed is None else mixed.numpy())
 
 
-def _add_up(counts: torch.Tensor, row_count: int, max_count: int) -> bool:
+def _counts_add_up(counts: torch.Tensor, row_count: int, max_count: int) -> bool:
     """Returns whether each count is from 1 to `max_count` and they sum to the rows. In this order no sum overflows."""
     are_in_range = not len(counts) or (int(counts.min()) >= 1 and int(counts.max()) <= max_count)
     return are_in_range and int(counts.sum()) == row_count

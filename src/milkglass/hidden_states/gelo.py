@@ -101,7 +101,7 @@ class OffloadingClient(EncoderClient):
     _pending: tuple[tuple[torch.Tensor, MixingMatrix], ...] = ()
     _upper: UpperHalf | None = None
 
-    def rows(self, lengths: Ids) -> Ids:
+    def row_counts(self, lengths: Ids) -> Ids:
         return np.array([length + self.defence.shield_count(length) for length in lengths.tolist()], np.int64)
 
     @torch.inference_mode()

@@ -100,11 +100,12 @@ class MixingClient(EncoderClient):
     @torch.inference_mode()
     def _represent(self, encoded: TokenizedTexts, root: NoiseRoot, first: int) -> Activations:
         """Mixes the client's own texts with those that it kept; an attacker mixes public text with public text."""
-        states = self._all(encoded)
+        states = self._undisturbed_states(encoded)
         other_states = states
         if root is self._root:
             kept = zip(self.extra_tensors["others"].numpy(), self.extra_tensors["lengths"].tolist(), strict=True)
-            other_states = self._all(TokenizedTexts(Sequences.of(ids[:length] for ids, length in kept)))
+            kept_texts = Sequences.of(ids[:length] for ids, length in kept)
+            other_states = self._undisturbed_states(TokenizedTexts(kept_texts))
         keys = keys_of(root, self.defence.mixing, self.defence.inputs, self.lower.width)
         mixtures, self._pending = [], np.empty(len(states), np.int64)
         for number, (own_states, ids) in enumerate(zip(states, encoded.ids, strict=True)):
@@ -115,7 +116,7 @@ class MixingClient(EncoderClient):
             mixtures.append(mixture(selected, keys, len(own_states)))
         return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
 
-    def _all(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
+    def _undisturbed_states(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
         """Returns the undisturbed states (t, d) of each text, in order."""
         states = dict(self._states(encoded))
         return [states[number] for number in range(len(encoded))]
@@ -158,17 +159,18 @@ class TextMixer(HiddenStateDefence):
         keys = keys_of(root, self.mixing, self.inputs, step.hidden.shape[2])
         rows = [hidden[mask] for hidden, mask in zip(step.hidden, step.mask, strict=True)]
         draws = root.draws("train", step.epoch, int(step.text_indices[0]), int(step.text_indices[-1]))
-        selected = torch.from_numpy(np.stack([self._partners(own, len(rows), draws) for own in range(len(rows))]))
+        partners = [self._draw_partners(own_index, len(rows), draws) for own_index in range(len(rows))]
+        selected = torch.from_numpy(np.stack(partners))
         mixtures = [mixture([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
         scores = upper(torch.nn.utils.rnn.pad_sequence(mixtures, batch_first=True), step.mask)
         return torch.nn.functional.cross_entropy(
             scores.reshape(len(rows) * self.inputs, -1), step.labels[selected.to(step.labels.device)].flatten()
         )
 
-    def _partners(self, own_number: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
-        """Returns (N,) texts of the batch, the own one at a random place."""
+    def _draw_partners(self, own_index: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
+        """Returns (N,) the indices of texts of the batch, `own_index` among them at a random place."""
         selected = draws.stream.integers(count, self.inputs)
-        selected[draws.stream.integers(self.inputs, 1)[0]] = own_number
+        selected[draws.stream.integers(self.inputs, 1)[0]] = own_index
         return selected
 
     def extra_tensors(

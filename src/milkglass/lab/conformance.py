@@ -1,4 +1,4 @@
-"""Checks that every method must pass, run on the entry points of an installed package.
+"""Runs the checks that every method must pass, on the entry points of an installed package.
 
 Each check is a function of one entry and an empty folder, and uses a tiny model. A failed assertion says what
 is wrong. The project's own tests check more, since they know the methods that they test.
@@ -132,10 +132,10 @@ def check_package(package: str) -> Iterator[CheckResult]:
         groups = ", ".join(f"milkglass.{group}" for group in GROUPS)
         raise UsageError(f"{package} has no entry point of Milkglass", f"the groups are {groups}")
     for point in points:
-        yield from _check(point)
+        yield from _check_entry(point)
 
 
-def _check(point: EntryPoint) -> Iterator[CheckResult]:
+def _check_entry(point: EntryPoint) -> Iterator[CheckResult]:
     """Yields the results of all checks on one entry point."""
     group = point.group.removeprefix("milkglass.")
     if group not in GROUPS:
@@ -201,8 +201,8 @@ def check_run_or_refusal(attack: Attack, folder: Path) -> None:
 def check_counted_work(attack: Attack, folder: Path) -> None:
     """An attack that asks its budget again and again counts what it does: else a budget of work never ends it."""
     scene = _scene(Plain(), folder)
-    for who in scene.attackers_of(attack):
-        if why_not(attack, scene.seen_by(who), who.knowledge) is not None:
+    for attacker in scene.attackers_of(attack):
+        if why_not(attack, scene.seen_by(attacker), attacker.knowledge) is not None:
             continue
         clock_readings, clock = list[float](), WorkClock()
 
@@ -211,7 +211,10 @@ def check_counted_work(attack: Attack, folder: Path) -> None:
             return False
 
         attack(
-            scene.seen_by(who), who.knowledge, Budget(1e9, stopped=note_reading, clock=clock), np.random.default_rng(1)
+            scene.seen_by(attacker),
+            attacker.knowledge,
+            Budget(1e9, stopped=note_reading, clock=clock),
+            np.random.default_rng(1),
         )
         assert len(clock_readings) < MIN_BUDGET_CHECKS or len(set(clock_readings)) > 1, (
             f"it asked {len(clock_readings)} times and spent nothing"
@@ -224,8 +227,8 @@ def check_same_model_again(scheme: Scheme, folder: Path) -> None:
     base = _model_for(scheme, folder)
     key = new_key(base, "tiny", scheme, base.digest(), SECRET)
     other_key = new_key(base, "tiny", scheme, base.digest(), OTHER_SECRET)
-    for name, named_key in {"a": key, "b": key, "c": other_key}.items():
-        scramble(base, named_key, folder / name)
+    for name, used_key in {"a": key, "b": key, "c": other_key}.items():
+        scramble(base, used_key, folder / name)
     weights = [(folder / name / "model.safetensors").read_bytes() for name in ("a", "b", "c")]
     assert weights[0] == weights[1], "the same secret makes another model"
     assert weights[0] != weights[2], "another secret makes the same model"

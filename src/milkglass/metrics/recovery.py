@@ -176,9 +176,9 @@ def _named_share(guess: Sequences, truth: Sequences, batch_sizes: Ids, rng: np.r
     """Returns the share of the true texts' different tokens that the guesses of the same batch name."""
     guesses, truths, hits, counts = list(guess), list(truth), list[int](), list[int]()
     for start, size in zip(np.cumsum(batch_sizes) - batch_sizes, batch_sizes, strict=True):
-        numbers = range(int(start), int(start + size))
-        true_tokens = {token for i in numbers for token in truths[i].tolist()}
-        hits.append(len(true_tokens & {token for i in numbers for token in guesses[i].tolist()}))
+        text_indices = range(int(start), int(start + size))
+        true_tokens = {token for i in text_indices for token in truths[i].tolist()}
+        hits.append(len(true_tokens & {token for i in text_indices for token in guesses[i].tolist()}))
         counts.append(len(true_tokens))
     return ratio(np.array(hits, np.float64), np.array(counts, np.float64), rng)
 
@@ -189,8 +189,8 @@ def _assign(guess: Sequences, truth: Sequences, batch_sizes: Ids) -> Sequences:
 
     guesses, truths, order = list(guess), list(truth), []
     for start, size in zip(np.cumsum(batch_sizes) - batch_sizes, batch_sizes, strict=True):
-        numbers = range(int(start), int(start + size))
-        gain = np.array([[_token_f1(guesses[i], truths[j]) for i in numbers] for j in numbers])
+        text_indices = range(int(start), int(start + size))
+        gain = np.array([[_token_f1(guesses[i], truths[j]) for i in text_indices] for j in text_indices])
         order += [int(start + i) for i in linear_sum_assignment(gain, maximize=True)[1]]
     return guess.select(np.array(order, np.int64))
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: its configs, the place of each tensor, and the digest that names the model.
+"""Opens a Hugging Face model folder: its configs, the place of each tensor, and the digest that names the model.
 
 It refuses pickled weights, and is independent of schemes, keys and architectures.
 """
@@ -40,7 +40,7 @@ MERGING_HINT = (
 
 
 class NotFinite(Exception):
-    """A number in a JSON file is not finite."""
+    """Reports that a number in a JSON file is not finite."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class Checkpoint:
     """Reads a Hugging Face model folder: its configs when it is opened, and each tensor when it is asked for.
 
     Attributes:
+        folder: the model's folder.
         config: the object in config.json.
-        generation_config: None if the folder has none.
+        generation_config: the object in generation_config.json. None: there is no such file.
         tensors: the place of each tensor, by its name.
     """
 
@@ -71,7 +72,7 @@ class Checkpoint:
             require_readable(folder)
         require_no_adapter(folder)
         if not (folder / CONFIG).is_file():
-            raise ModelNotFound(f"{folder} has no config.json", _hint(folder))
+            raise ModelNotFound(f"{folder} has no config.json", _folder_hint(folder))
         tensors: dict[str, TensorRef] = {}
         for name in shard_names(folder):
             refs = read_header(folder / name)
@@ -143,7 +144,7 @@ def _tensor_digest(ref: TensorRef) -> str:
     return hasher.hexdigest()
 
 
-def _hint(folder: Path) -> str:
+def _folder_hint(folder: Path) -> str:
     """Returns advice for a folder that is no model: the models in its subfolders, if there are any."""
     subfolders = sorted(path.parent.name for path in folder.glob("*/config.json"))
     examples = f"; these folders in it are some: {', '.join(subfolders[:3])}" if subfolders else ""

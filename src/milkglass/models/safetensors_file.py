@@ -48,7 +48,7 @@ def read_bytes(ref: TensorRef, start: int = 0) -> Iterator[bytes]:
 
 
 def read_tensor(ref: TensorRef) -> torch.Tensor:
-    """Returns a copy of a tensor whose type is in DTYPES."""
+    """Returns a copy of a tensor whose type is in READABLE_DTYPES."""
     if not ref.bytes:
         return torch.empty(ref.shape, dtype=TORCH_DTYPES[ref.dtype])
     buffer = bytearray(ref.bytes)
@@ -60,7 +60,7 @@ def read_tensor(ref: TensorRef) -> torch.Tensor:
 
 
 def map_tensor(ref: TensorRef) -> torch.Tensor:
-    """Maps a tensor, whose type is in DTYPES: the system reads pages when they are used, and may drop them.
+    """Maps a tensor, whose type is in READABLE_DTYPES: the system reads pages when they are used, and may drop them.
 
     It must not be written to: that ends the process, and so does cutting the file off. A tensor that does not begin at
     a multiple of its numbers' size, as in some writers' files, cannot be mapped and is copied.

@@ -171,8 +171,8 @@ def _read_entries(path: Path) -> tuple[dict[str, Any], int, int]:
     """Returns the header's entries, the byte where the tensors begin, and the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        length_bytes = file.read(8)
+        length = struct.unpack("<Q", length_bytes)[0] if len(length_bytes) == 8 else 0
         if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise CorruptCheckpoint(f"{path.name} is not a safetensors file", "save the weights with safetensors")
         return parse_header(file.read(length), path.name), 8 + length, size
@@ -207,7 +207,7 @@ def _is_whole_numbers(value: Any) -> bool:
 
 def _require_contiguous(path: Path, refs: list[TensorRef], data_start: int, size: int) -> None:
     next_byte = data_start
-    for ref in sorted(refs, key=lambda r: (r.start, r.stop)):
+    for ref in sorted(refs, key=lambda ref: (ref.start, ref.stop)):
         if ref.start != next_byte:
             raise CorruptCheckpoint(f"{path.name} has overlapping tensors or holes", "fetch it again")
         next_byte = ref.stop

@@ -110,10 +110,10 @@ def require_sound_tables(
 def require_finite(table: torch.Tensor) -> None:
     """Raises CorruptCheckpoint if a row of a table (n, d) is not finite, which would spoil its whole cluster."""
     step = max(1, (1 << 22) // table.shape[1])
-    infinite_rows = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
-    if infinite_rows:
+    nonfinite_count = sum(int((~block.isfinite().all(dim=1)).sum()) for block in table.split(step))
+    if nonfinite_count:
         raise CorruptCheckpoint(
-            f"{infinite_rows} rows of the embedding table are not finite", "repair or fetch the model again"
+            f"{nonfinite_count} rows of the embedding table are not finite", "repair or fetch the model again"
         )
 
 

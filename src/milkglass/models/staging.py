@@ -83,12 +83,12 @@ class Staging:
             progress: receives the bytes that were written.
         """
 
-        def keep(count: int) -> None:
+        def record(count: int) -> None:
             self.begun_file = name, count
             self._save()
 
         bytes_on_disk = self.begun_file[1] if self.begun_file[0] == name else 0
-        write_safetensors(self.folder / name, refs, replaced, progress, bytes_on_disk, keep)
+        write_safetensors(self.folder / name, refs, replaced, progress, bytes_on_disk, record)
         self.finish(name)
 
     def finish(self, name: str) -> None:
@@ -233,15 +233,15 @@ def assemble(base: Checkpoint, base_digest: str, delta: Path, target: Path, prog
     vocab_size = configs.config.get("vocab_size")
     for name, ref in changed.items():
         base_ref = base.tensors.get(name)
-        does_fit = (
+        can_replace = (
             base_ref is not None
             and can_replace_tensor(base_ref, ref)
             and (base_ref.shape == ref.shape or ref.shape[0] == vocab_size)
         )
-        if not does_fit or ref.dtype not in TORCH_DTYPES:
+        if not can_replace or ref.dtype not in TORCH_DTYPES:
             raise CorruptCheckpoint(f"the delta's tensor {name!r} does not fit the base model", "make the delta again")
-    larger = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
-    base = with_row_count(base, larger, int(vocab_size or 0)) if larger else base
+    enlarged_names = {name for name, ref in changed.items() if ref.shape != base.tensors[name].shape}
+    base = with_row_count(base, enlarged_names, int(vocab_size or 0)) if enlarged_names else base
     staging = Staging(target, f"assemble {base_digest} {files.sha256(delta / DELTA_WEIGHTS)}")
     rewrite(
         base, {name: _StoredRows(ref) for name, ref in changed.items()}, configs, staging, progress, allows_links=True

@@ -162,7 +162,7 @@ def main() -> None:
                 answer: dict[str, Any] = {"names": _names(request["template"])}
             else:
                 fields = ("template", "messages", "tools", "add_generation_prompt", "options")
-                answer = {"text": render(*(request[part] for part in fields))}
+                answer = {"text": render(*(request[name] for name in fields))}
             answer_line = json.dumps(answer).encode() + b"\n"
         except MemoryError:
             answer_line = b'{"fault": "memory"}\n'

@@ -1,4 +1,4 @@
-"""A model's own tokenizer, read from its folder by the `tokenizers` library, and safe for threads.
+"""Reads a model's own tokenizer from its folder, by the `tokenizers` library, and makes it safe for threads.
 
 It gives the ids, texts, special tokens and chat templates of transformers' AutoTokenizer, and imports neither
 transformers nor PyTorch. A folder without tokenizer.json, or of a kind that is not in tokenizer_kinds.py, is read by
@@ -179,8 +179,8 @@ class Tokenizer:
         plain_ids = [plain_ids] if isinstance(plain_ids, int) else list(plain_ids)
         with _no_panic, self._shared_use:
             text = str(self.backend_tokenizer.decode(plain_ids, skip_special_tokens))
-        cleans = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
-        if cleans and type(self.backend_tokenizer.model).__name__ != "BPE":
+        cleans_up = self._cleans_up if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
+        if cleans_up and type(self.backend_tokenizer.model).__name__ != "BPE":
             for spaced, joined_text in CLEAN_UP_REPLACEMENTS:
                 text = text.replace(spaced, joined_text)
         return text
@@ -350,19 +350,19 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
         all_settings.setdefault("pad_token", padding["pad_token"])
     if file.post_processor is not None:
         backend.post_processor = file.post_processor
-    special_names = {
+    named_tokens = {
         name: kind.special_token(name, all_settings[name])
         for name in NAMED_TOKENS
         if all_settings.get(name) is not None
     } | more_named
-    for special_token in special_names.values():
+    for special_token in named_tokens.values():
         if not isinstance(special_token, str | AddedToken):
             raise TypeError("a special token is neither a text nor an added token")
     extra_tokens = list(all_settings.get("extra_special_tokens") or [])
-    _add_tokens(backend, added, special_names, extra_tokens)
+    _add_tokens(backend, added, named_tokens, extra_tokens)
     if file.post_processor is None:
         backend.post_processor = tokenizers.processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1")
-    special = {name: str(special_token) for name, special_token in special_names.items()}
+    special = {name: str(special_token) for name, special_token in named_tokens.items()}
     names = settings.get("model_input_names")
     limit = settings.get("model_max_length", settings.get("max_len"))
     tokenizer = Tokenizer(
@@ -395,20 +395,20 @@ def _special_tokens(
     }
     if not tokens.get("extra_special_tokens") and "additional_special_tokens" in tokens:
         tokens["extra_special_tokens"] = tokens.pop("additional_special_tokens")
-    special_names = {
+    model_named_tokens = {
         name: tokens.pop(name)
         for name in list(tokens)
         if name.endswith("_token") and name not in NAMED_TOKENS and isinstance(tokens[name], str | AddedToken)
     }
     if isinstance(tokens.get("extra_special_tokens"), dict):
-        special_names |= tokens.pop("extra_special_tokens")
+        model_named_tokens |= tokens.pop("extra_special_tokens")
     if "added_tokens_decoder" in settings:
         added = {int(token_id): AddedToken(**token) for token_id, token in settings["added_tokens_decoder"].items()}
     else:
         for name, entry in _read_if_present(folder / SPECIAL_TOKENS).items():
             tokens[name] = _special_entry(name, entry, tokens)
         if isinstance(tokens.get("extra_special_tokens"), dict):
-            special_names |= tokens.pop("extra_special_tokens")
+            model_named_tokens |= tokens.pop("extra_special_tokens")
         special = {str(tokens[name]) for name in NAMED_TOKENS if tokens.get(name)}
         special |= {str(token) for token in tokens.get("extra_special_tokens") or []}
         added = {
@@ -424,7 +424,7 @@ def _special_tokens(
     for name in NAMED_TOKENS:
         if tokens.get(name) is not None:
             tokens[name] = by_text.get(str(tokens[name]), tokens[name])
-    return tokens, special_names, added
+    return tokens, model_named_tokens, added
 
 
 def _with_added_tokens(entry: Any) -> Any:
@@ -452,7 +452,7 @@ def _with_flags(entry: Any) -> Any:
 def _add_tokens(
     backend: tokenizers.Tokenizer,
     added: Mapping[int, AddedToken],
-    special_names: Mapping[str, Any],
+    named_tokens: Mapping[str, Any],
     extra_tokens: Sequence[Any],
 ) -> None:
     """Adds the tokens of the files in the order of their ids, then further special ones."""
@@ -460,11 +460,11 @@ def _add_tokens(
     present_texts = {token.content for token in backend.get_added_tokens_decoder().values()} | {
         str(token) for token in tokens
     }
-    for special_name in (*special_names.values(), *extra_tokens):
+    for special_token in (*named_tokens.values(), *extra_tokens):
         # by text and flags, as transformers compares them
-        if str(special_name) not in present_texts and special_name not in tokens:
-            tokens.append(special_name)
-    special = {str(token) for token in special_names.values()}
+        if str(special_token) not in present_texts and special_token not in tokens:
+            tokens.append(special_token)
+    special = {str(token) for token in named_tokens.values()}
     additional = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
     for token in additional:
         token.special = token.special or str(token) in special
@@ -548,6 +548,6 @@ def added_text(read: Callable[[Ids], str], previous_id: int, token: int) -> tupl
     token_text = token_text.removeprefix("##") or token_text  # "##" alone stays
     if previous_id < 0:
         return token_text, False
-    head, both_text = read(np.array([previous_id])), read(np.array([previous_id, token]))
-    remainder = both_text[len(head) :] if both_text.startswith(head) else f" {token_text}"
+    previous_text, joint_text = read(np.array([previous_id])), read(np.array([previous_id, token]))
+    remainder = joint_text[len(previous_text) :] if joint_text.startswith(previous_text) else f" {token_text}"
     return (remainder.strip() or token_text, not remainder[:1].isspace()) if remainder else (token_text, False)

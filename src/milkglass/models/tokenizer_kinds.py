@@ -1,4 +1,4 @@
-"""The kinds of tokenizers that transformers' AutoTokenizer builds from a folder's files.
+"""Builds the kinds of tokenizers that transformers' AutoTokenizer builds from a folder's files.
 
 Most kinds use tokenizer.json unchanged. Some use only its vocabulary and merges, and build the rest from their own code
 and from tokenizer_config.json (`do_lower_case`, `add_prefix_space`). A model was trained with what its kind builds, so

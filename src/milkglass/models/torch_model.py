@@ -1,4 +1,4 @@
-"""A checkpoint as a PyTorch model, with or without a head, in fp32. It is read tensor by tensor and prints nothing.
+"""Builds a PyTorch model of a checkpoint, with or without a head, in fp32, tensor by tensor and without output.
 
 Only class heads and poolers may be missing. A classifier's are then drawn from torch's generator; a pooler of a body is
 0. Modules that read a layer's input are found by running the layer.

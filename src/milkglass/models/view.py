@@ -1,4 +1,4 @@
-"""A model as an attacker has it: named tensors and a config, in memory or in a folder."""
+"""Holds a model as an attacker has it: named tensors and a config, in memory or in a folder."""
 
 from __future__ import annotations
 

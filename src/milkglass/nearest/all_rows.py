@@ -195,8 +195,8 @@ class _Strip:
     def _prune(self) -> None:
         """Keeps the k best pairs of each row. A later pair must be better, since ties go to the smaller index."""
         columns, values, counts = self._select_best()
-        full = counts >= self.k
-        self.bounds[full] = np.nextafter(values[full, -1], np.float32(np.inf))
+        is_full = counts >= self.k
+        self.bounds[is_full] = np.nextafter(values[is_full, -1], np.float32(np.inf))
         row, rank = np.nonzero(np.arange(self.k) < counts[:, None])
         self.pairs, self.pair_count = [(row.astype(np.int16), columns[row, rank], values[row, rank])], len(row)
 
@@ -229,10 +229,10 @@ def _ordered_bits(bits: NDArray[np.int32]) -> NDArray[np.int32]:
 def _compare_again(unit: Vectors, rows: Ids, ids: NDArray[np.int32], cosines: NDArray[np.float32]) -> None:
     """Recomputes the lists of these rows by comparison with all others."""
     for start in range(0, len(rows), ROWS_COMPARED_AGAIN):
-        some_rows = rows[start : start + ROWS_COMPARED_AGAIN]
-        block = unit[some_rows] @ unit.T
-        block[np.arange(len(some_rows)), some_rows] = -np.inf
-        ids[some_rows], cosines[some_rows] = k_largest(block, ids.shape[1])
+        row_block = rows[start : start + ROWS_COMPARED_AGAIN]
+        block = unit[row_block] @ unit.T
+        block[np.arange(len(row_block)), row_block] = -np.inf
+        ids[row_block], cosines[row_block] = k_largest(block, ids.shape[1])
 
 
 def group_rows(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: Progress = no_progress) -> list[Ids]:
@@ -257,7 +257,7 @@ def group_rows(vectors: Vectors, order: Ids, k: int, metric: Metric, progress: P
     n = len(vectors)
     require_k(k, n)
     rows = unit_rows(vectors) if metric == "cosine" else vectors
-    pool, pool_rows, waiting = np.arange(n), rows, order  # the free rows, and some that were free until lately
+    pool, pool_rows, waiting = np.arange(n), rows, order  # the free rows, and some that were taken after it was packed
     is_free, free_count, group_list = np.ones(n, np.bool_), n, list[Ids]()
     while free_count >= k:
         waiting = waiting[is_free[waiting]]

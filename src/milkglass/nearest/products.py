@@ -127,7 +127,7 @@ class _ThreadLimit:
         self._lock, self._inside, self._count, self._restore = threading.Lock(), 0, 1, ExitStack()
 
     def enter(self, count: int) -> int:
-        """Returns the count that holds: that of the first caller inside."""
+        """Returns the count in effect: that of the first caller inside."""
         with self._lock:
             self._inside += 1
             if self._inside == 1:
@@ -161,9 +161,9 @@ def limit_threads(count: int) -> Iterator[Callable[[], None]]:
     More threads would only wait for each other. oneDNN's operator takes all cores in a thread where torch has done
     nothing before, so each worker must begin with the function that is yielded.
     """
-    count_that_holds = _THREAD_LIMIT.enter(count)
+    active_count = _THREAD_LIMIT.enter(count)
     try:
-        yield partial(torch.set_num_threads, count_that_holds)
+        yield partial(torch.set_num_threads, active_count)
     finally:
         _THREAD_LIMIT.leave()
 
@@ -203,9 +203,9 @@ class Cosines:
         for block in blocks(table):  # into one piece: small tensors kept between the blocks would hold their memory
             scale[block] = lengths(table[block] if shift is None else table[block].float() - shift)
         scale.reciprocal_()
-        by_onednn = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
-        unit = table.float() * scale[:, None] if by_onednn and 4 * table.numel() <= SMALL_BYTES else None
-        if by_onednn and k and has_fast_bf16():
+        uses_onednn = shift is None and table.device.type == "cpu" and onednn_linear() is not None and table.numel() > 0
+        unit = table.float() * scale[:, None] if uses_onednn and 4 * table.numel() <= SMALL_BYTES else None
+        if uses_onednn and k and has_fast_bf16():
             coarse = cls._in_bf16(table, scale, unit)
             if coarse is not None and coarse._undecided_count(k) <= MAX_UNDECIDED_SHARE * len(table):
                 return coarse
@@ -249,7 +249,8 @@ class Cosines:
         """Returns (m,) fp32 cosines of the row `row` of the table with rows `others` (m,), off by at most `slack`."""
         step = max(1, BLOCK_BYTES // (4 * self.table.shape[1]))
         if len(others) > step:
-            return np.concatenate([self.measure(row, others[at : at + step]) for at in range(0, len(others), step)])
+            parts = [others[start : start + step] for start in range(0, len(others), step)]
+            return np.concatenate([self.measure(row, part) for part in parts])
         scale = self._scales
         unit = take_rows(self.source, np.array([row]), np.float32)[0] * scale[row]
         cosines: NDArray[np.float32] = (take_rows(self.source, others, np.float32) @ unit) * scale.take(others)
@@ -265,17 +266,17 @@ class Cosines:
         return self.scale.cpu().numpy()
 
     def products(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, in the dtype of `rows`."""
-        all_blocks, direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
-        if direct and len(all_blocks) == 1:
+        """Returns (b, n) fp32 products of rows (b, d) with the table's shifted rows, made in the dtype of `rows`."""
+        all_blocks, is_direct = blocks(self.table), self.table.dtype == rows.dtype and self.shift is None
+        if is_direct and len(all_blocks) == 1:
             return product(rows, self.table).float()
         n, d = self.table.shape
         row_products = torch.empty(len(rows), n, dtype=torch.float32, device=self.table.device)
         # New memory for each part would cost more than the conversion
-        buffer = torch.empty(0 if direct else all_blocks[0].stop, d, dtype=rows.dtype, device=self.table.device)
+        buffer = torch.empty(0 if is_direct else all_blocks[0].stop, d, dtype=rows.dtype, device=self.table.device)
         for block in all_blocks:
             others = self.table[block]
-            if not direct:
+            if not is_direct:
                 others = buffer[: len(others)].copy_(others)
             row_products[:, block] = product(rows, others if self.shift is None else others.sub_(self.shift))
         return row_products
@@ -318,14 +319,15 @@ def _rounding_loss(table: torch.Tensor, scale: torch.Tensor) -> float:
 def blocks(table: torch.Tensor) -> list[slice]:
     """Returns slices of a table's rows, each of at most BLOCK_BYTES in fp32, or of one row."""
     step = max(1, BLOCK_BYTES // (4 * table.shape[1]))
-    return [slice(at, at + step) for at in range(0, len(table), step)]
+    return [slice(start, start + step) for start in range(0, len(table), step)]
 
 
 def exact_cosines(table: torch.Tensor, row: int, others: Ids) -> NDArray[np.float64]:
     """Returns (m,) fp64 cosines of the row `row` with rows `others` (m,); those of a row of zeros are 0."""
     step = max(1, BLOCK_BYTES // (8 * table.shape[1]))
     if len(others) > step:
-        return np.concatenate([exact_cosines(table, row, others[at : at + step]) for at in range(0, len(others), step)])
+        parts = [others[start : start + step] for start in range(0, len(others), step)]
+        return np.concatenate([exact_cosines(table, row, part) for part in parts])
     rows = take_rows(table, np.append(others, row), np.float64)
     norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", rows, rows)), MIN_LENGTH)
     cosines: NDArray[np.float64] = rows[:-1] @ (rows[-1] / norms[-1]) / norms[:-1]

@@ -85,8 +85,8 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
     row_count, n = similarity.shape
     bucket_count = max(1, n // BUCKET_COLUMNS)
     maxima = _bucket_maxima(similarity, bucket_count)
-    within = [bucket_count - count for count in counts if count <= bucket_count // 2]
-    ranked = np.partition(maxima, within, axis=1) if within else maxima
+    positions = [bucket_count - count for count in counts if count <= bucket_count // 2]
+    ranked = np.partition(maxima, positions, axis=1) if positions else maxima
     bounds = np.full((row_count, len(counts)), -np.inf, np.float32)
     for column, count in enumerate(counts):
         if count <= bucket_count // 2:

@@ -84,8 +84,8 @@ class ExactIndex:
         # In order of the rows, which a stable sort keeps among equal values
         measured = self._measure(queries, query, row)
         padded = measured.new_full((len(queries), int(counts.max())), -torch.inf)
-        within = torch.arange(len(query), device=query.device) - first[query]
-        padded[query, within] = measured
+        column = torch.arange(len(query), device=query.device) - first[query]
+        padded[query, column] = measured
         best, columns = padded.sort(dim=1, descending=True, stable=True)
         return TopK(row[first[:, None] + columns[:, :k]], best[:, :k].float())
 
@@ -105,10 +105,10 @@ class ExactIndex:
         # products of tiny rows would be zero
         scaled_queries = queries / lengths(queries)[:, None] if is_cosine else queries.double()
         values = list[torch.Tensor]()
-        for some_queries, some_rows in zip(query.split(step), row.split(step), strict=True):
-            queries_of_pairs, rows = scaled_queries[some_queries], self.table[some_rows]
+        for query_block, row_block in zip(query.split(step), row.split(step), strict=True):
+            queries_of_pairs, rows = scaled_queries[query_block], self.table[row_block]
             if is_cosine:
-                values.append(torch.linalg.vecdot(queries_of_pairs, rows.float()) * self.cosines.scale[some_rows])
+                values.append(torch.linalg.vecdot(queries_of_pairs, rows.float()) * self.cosines.scale[row_block])
             else:
                 values.append((queries_of_pairs - rows).square().sum(1) / -2)
         return torch.cat(values).nan_to_num_(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)

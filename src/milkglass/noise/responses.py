@@ -60,13 +60,16 @@ class RandomisedResponse:
     def respond(self, ids: NDArray[np.integer], stream: Stream) -> Ids:
         """Returns (t,) the values that are sent in place of the values `ids` (t,)."""
         responses = np.asarray(ids, np.int64).copy()
-        index = np.searchsorted(self.values, responses).clip(max=max(0, len(self.values) - 1))
-        known_values = np.flatnonzero(self.values[index] == responses) if len(self.values) else np.empty(0, np.int64)
-        draws = stream.integers(self._total_weight, len(known_values))
+        value_index = np.searchsorted(self.values, responses).clip(max=max(0, len(self.values) - 1))
+        is_exchangeable = (
+            self.values[value_index] == responses if len(self.values) else np.zeros(len(responses), np.bool_)
+        )
+        exchangeable_positions = np.flatnonzero(is_exchangeable)
+        draws = stream.integers(self._total_weight, len(exchangeable_positions))
         is_changed = draws >= OWN_WEIGHT
         step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.other_weight
-        positions = known_values[is_changed]
-        responses[positions] = self.values[(index[positions] + step) % len(self.values)]
+        changed_positions = exchangeable_positions[is_changed]
+        responses[changed_positions] = self.values[(value_index[changed_positions] + step) % len(self.values)]
         return responses
 
     def expected_counts(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:

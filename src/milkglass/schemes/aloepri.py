@@ -107,7 +107,7 @@ class AloePri(Covariant):
     def stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
         return KeyMatrices(self.mixing(width, draws), self._expansion(width, head_count), draws)
 
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
+    def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         count = shape.head_size // 2
         angles = 2 * math.pi * uniform(count, draws)
         order = permute_windows(shape.frequencies, self.window, self.sharpness, draws)

@@ -146,12 +146,12 @@ class Coarse(Scheme):
         clusters = self.finder.find(evidence, tokens, mass, self.symbols, draws, progress)
         token_symbols = np.empty(n, np.int64)
         token_symbols[tokens] = diversity.join_symbols(clusters, mass, self.limits)
-        self._require_company(token_symbols[tokens])
+        self._require_several_tokens(token_symbols[tokens])
         token_symbols[exempt] = int(token_symbols[tokens].max()) + 1 + np.arange(len(exempt))
         return replace(self, map=SymbolMap.of(_with_pinned(token_symbols, evidence.pinned), evidence.weights))
 
-    def _require_company(self, symbols_of_tokens: Ids) -> None:
-        """Raises UsageError if a token without company would be sent unchanged despite an epsilon."""
+    def _require_several_tokens(self, symbols_of_tokens: Ids) -> None:
+        """Raises UsageError if `epsilon` is set and a symbol has one token, which would be sent unchanged."""
         single_count = int((np.bincount(symbols_of_tokens) == 1).sum())
         if self.epsilon is not None and single_count:
             raise UsageError(
@@ -181,13 +181,13 @@ def _with_pinned(symbols: Ids, pinned: tuple[int, ...]) -> Ids:
 
     Raises UsageError if there are too few symbols for that.
     """
-    exchanged = symbols.copy()
+    renumbered = symbols.copy()
     for token in pinned:
-        if token > int(exchanged.max()):
+        if token > int(renumbered.max()):
             raise UsageError(
-                f"token {token} must keep its number, and there are {int(exchanged.max()) + 1} symbols",
+                f"token {token} must keep its number, and there are {int(renumbered.max()) + 1} symbols",
                 "give more --symbols",
             )
-        symbol, holders = int(exchanged[token]), exchanged == token
-        exchanged[holders], exchanged[token] = symbol, token
-    return exchanged
+        symbol, has_number = int(renumbered[token]), renumbered == token
+        renumbered[has_number], renumbered[token] = symbol, token
+    return renumbered

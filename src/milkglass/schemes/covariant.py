@@ -58,7 +58,7 @@ class Covariant(Scheme):
         return OrthogonalKeys(self.mixing(width, draws))
 
     @abc.abstractmethod
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
+    def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         """Returns how the pairs of dimensions of one key head's queries and keys are turned, scaled and moved."""
 
     def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
@@ -68,7 +68,7 @@ class Covariant(Scheme):
     def layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
         """Returns the secrets of one layer of this shape."""
         heads = range(shape.key_head_count)
-        pairs = [self.pairs(shape, draws) for _ in heads]
+        pairs = [self.draw_pair_secrets(shape, draws) for _ in heads]
         mixing = [self.mixing(shape.head_size, draws) for _ in heads]
         return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neuron_count, draws), draws)
 

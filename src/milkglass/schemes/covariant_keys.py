@@ -193,8 +193,8 @@ class LayerKeys:
             "values": torch.stack(mixing),
             "output": torch.stack([torch.linalg.inv(matrix) for matrix in mixing]),
         }
-        group = shape.head_count // shape.key_head_count
-        self.query_order = np.stack([draws.order(group) for _ in range(shape.key_head_count)])
+        group_size = shape.head_count // shape.key_head_count
+        self.query_order = np.stack([draws.order(group_size) for _ in range(shape.key_head_count)])
         self.key_order, self.neuron_order = draws.order(shape.key_head_count), draws.order(shape.neuron_count)
         self.scales = scales
 
@@ -203,8 +203,8 @@ class LayerKeys:
         if part in ("gate", "up"):
             scaled = matrix if part == "gate" else matrix * self.scales.reshape(-1, *(1,) * (matrix.dim() - 1))
             return scaled[torch.from_numpy(self.neuron_order)]
-        keys, e = len(self.key_order), self.matrices[part].shape[1]
-        heads = matrix.reshape(keys, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
+        key_head_count, e = len(self.key_order), self.matrices[part].shape[1]
+        heads = matrix.reshape(key_head_count, -1, e, matrix.shape[1] if matrix.dim() == 2 else 1)
         turned = torch.einsum("kab,kgac->kgbc", self.matrices[part], heads)
         return self._permute(turned, part == "queries").reshape(matrix.shape)
 
@@ -212,8 +212,8 @@ class LayerKeys:
         """Returns the new value of a weight (d, g), fp64, of a part that writes to the stream."""
         if part == "down":
             return (matrix / self.scales)[:, torch.from_numpy(self.neuron_order)]
-        keys, e = len(self.key_order), self.matrices[part].shape[1]
-        heads = matrix.T.reshape(keys, -1, e, len(matrix))
+        key_head_count, e = len(self.key_order), self.matrices[part].shape[1]
+        heads = matrix.T.reshape(key_head_count, -1, e, len(matrix))
         turned = torch.einsum("kba,kgac->kgbc", self.matrices[part], heads)
         return self._permute(turned, True).reshape(matrix.T.shape).T
 

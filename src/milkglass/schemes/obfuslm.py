@@ -159,8 +159,8 @@ class ObfusLM(Scheme):
         max_candidates = count_reaching_quantile(token_count, self.beta)
         if self.bands is None and max_candidates < self.k:
             # the greatest beta, in thousandths, that leaves k candidates
-            suitable = np.floor(1000 * (token_count - self.k) / max(1, token_count - 1)) / 1000
-            beta_hint = f", or a beta of {suitable:g} or less (--set beta={suitable:g})" if suitable >= 0 else ""
+            max_beta = np.floor(1000 * (token_count - self.k) / max(1, token_count - 1)) / 1000
+            beta_hint = f", or a beta of {max_beta:g} or less (--set beta={max_beta:g})" if max_beta >= 0 else ""
             raise UsageError(
                 f"{token_count} tokens at beta = {self.beta} leave {max_candidates} candidates for clusters of "
                 f"{self.k}",

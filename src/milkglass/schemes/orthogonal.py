@@ -31,6 +31,6 @@ class Orthogonal(Covariant):
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         return draws.orthogonal(size)
 
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
+    def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         count = shape.head_size // 2
         return replace(RotaryPairSecrets.identity(count), angles=2 * math.pi * uniform(count, draws))

@@ -30,5 +30,5 @@ class Permuted(Covariant):
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
 
-    def pairs(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
+    def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         return RotaryPairSecrets.identity(shape.head_size // 2)

@@ -98,7 +98,7 @@ class ClientHalf:
             RemoteError: an answer has another shape. All other errors are raised before anything is sent.
         """
         self.require_matching(info, pairs is not None)
-        lengths = self.client.rows(self.client.reader.encode(texts, pairs).ids.lengths)
+        lengths = self.client.row_counts(self.client.reader.encode(texts, pairs).ids.lengths)
         logits_of_frames = []
         for frame_slice in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[frame_slice], None if pairs is None else pairs[frame_slice])

@@ -48,8 +48,8 @@ class Cost:
 
     def seconds(self, n: int, d: int, s: int, t: int) -> float:
         """Returns the seconds for a table of n rows of d dimensions, s tokens sent, and t tokens sent and public."""
-        for_table = self.per_1000_rows * n / 1e3 + self.per_trillion_products * n * n * d / 1e12
-        return self.fixed + for_table + self.per_million_sent * s / 1e6 + self.per_million_tokens * t / 1e6
+        table_seconds = self.per_1000_rows * n / 1e3 + self.per_trillion_products * n * n * d / 1e12
+        return self.fixed + table_seconds + self.per_million_sent * s / 1e6 + self.per_million_tokens * t / 1e6
 
 
 class Attack(abc.ABC):

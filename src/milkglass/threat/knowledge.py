@@ -87,9 +87,9 @@ class Candidates:
         for row, (end, members) in enumerate(zip(column_ends.tolist(), own_members, strict=True)):
             likelihood[row, end - len(members) : end] = responses.log_likelihood_ratio
         merged = Group(np.concatenate([self.groups[number].rows for number in exchanged]), np.concatenate(own_members))
-        others = [number for number in range(len(self.groups)) if number not in {*exchanged}]
-        groups = (*(self.groups[number] for number in others), merged)
-        return Candidates(groups, (*(self.log_likelihoods[number] for number in others), likelihood))
+        other_numbers = [number for number in range(len(self.groups)) if number not in {*exchanged}]
+        groups = (*(self.groups[number] for number in other_numbers), merged)
+        return Candidates(groups, (*(self.log_likelihoods[number] for number in other_numbers), likelihood))
 
     @property
     def solved_groups(self) -> tuple[Group, ...]:

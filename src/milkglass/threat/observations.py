@@ -178,7 +178,10 @@ class Transcript:
 
     @property
     def table(self) -> torch.Tensor:
-        """Returns (n, d) the embedding table of `model`. Raises UsageError if there is no model, or it has no table."""
+        """Returns (n, d) the embedding table of `model`.
+
+        Raises UsageError if there is no model, and IndexError if the model has no table.
+        """
         return self.model.table
 
     @property

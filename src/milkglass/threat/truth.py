@@ -19,9 +19,7 @@ from milkglass.metrics.recovery import Recovery
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.guess import NO_BELIEF, Guess
 
-MIN_PROBABILITY = (
-    1e-12  # smaller chances count as this one, so that a token that is called impossible surprises by 40 bits
-)
+MIN_PROBABILITY = 1e-12  # smaller chances count as this: a token that is called impossible surprises by 40 bits
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,11 @@ class Truth:
 
     def readings(self, guess: Guess) -> Ids:
         """Returns (total, k) the public ids that a guess has for each of `tokens`, as in `Guess.by_token`."""
-        places = guess.for_tokens(self.sent)
+        readings = guess.for_tokens(self.sent)
         if self.origin is None:
-            return places
-        unsent_row = np.full((1, places.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
-        return np.concatenate([places, unsent_row])[self.origin]
+            return readings
+        unsent_row = np.full((1, readings.shape[1]), NO_BELIEF, np.int64)  # the last row, which NO_BELIEF picks
+        return np.concatenate([readings, unsent_row])[self.origin]
 
     def surprise(self, guess: Guess) -> NDArray[np.float64] | None:
         """Returns (total,) the bits -log2 P(token) by which each of `tokens` surprises an attacker who states chances.
@@ -75,11 +73,11 @@ class Truth:
         if guess.probabilities is None or guess.by_token is None or self.origin is not None:
             return None
         is_right = guess.by_token == self.tokens.ids[:, None]
-        listed = is_right.any(1)
-        column = np.where(listed, is_right.argmax(1), is_right.shape[1])
+        is_listed = is_right.any(1)
+        column = np.where(is_listed, is_right.argmax(1), is_right.shape[1])
         chance = np.take_along_axis(guess.probabilities, column[:, None], 1)[:, 0]
         if guess.weights is not None:
-            chance = chance * np.where(listed, 1.0, guess.weights[self.tokens.ids])
+            chance = chance * np.where(is_listed, 1.0, guess.weights[self.tokens.ids])
         return -np.log2(np.maximum(chance, MIN_PROBABILITY))
 
 
@@ -132,11 +130,11 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         batch_sizes = np.ones(len(tokens), np.int64) if truth.batch_sizes is None else truth.batch_sizes
         guessed = guess.texts.keep(truth.ordinary[guess.texts.ids])
         return Recovery(recovery.whole_text_scores(guessed, tokens.keep(counted), batch_sizes, truth.decode, rng))
-    places = truth.readings(guess)
+    readings = truth.readings(guess)
     measures: dict[str, Interval] = {}
     for name, mask in (("tokens", counted), ("content", counted & truth.content[tokens.ids])):
         measures |= {
-            f"{name} top-{k}": share for k, share in recovery.token_accuracies(places, tokens, mask, rng).items()
+            f"{name} top-{k}": share for k, share in recovery.token_accuracies(readings, tokens, mask, rng).items()
         }
         if (bits := truth.surprise(guess)) is not None:
             measures[f"{name} hidden bits"] = recovery.token_mean(bits, tokens, mask, rng)
@@ -144,7 +142,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         ordinary_rows = truth.ordinary[truth.inverse]
         ranked = recovery.vocabulary_accuracies(guess.by_id, truth.inverse, ordinary_rows, rng)
         measures |= {f"vocabulary top-{k}": share for k, share in ranked.items()}
-    best = places[:, 0]
+    best = readings[:, 0]
     measures["exact texts"] = recovery.exact_share(best, tokens, counted, rng)
     guessed = Sequences(best, tokens.lengths).keep(counted & (best != NO_BELIEF))
     measures |= recovery.text_similarity(guessed, tokens.keep(counted), truth.decode, rng)

@@ -1,6 +1,7 @@
-"""Decoders: the Llama family (rotary positions, RMS norms, a head that is tied or not) and GPT-2 (learned positions).
+"""Describes decoders: the Llama family and GPT-2.
 
-Gemma multiplies its embeddings by sqrt(d) after the look-up. A scale commutes with mixing rows, so this needs no care.
+The Llama family has rotary positions, RMS norms and a head that is tied or not; GPT-2 has learned positions. Gemma
+multiplies its embeddings by sqrt(d) after the look-up. A scale commutes with mixing rows, so this needs no care.
 """
 
 from __future__ import annotations
@@ -8,15 +9,15 @@ from __future__ import annotations
 from milkglass.models.families.family import Family
 from milkglass.models.families.layers import LayerNames, StreamNames
 
-_ATTENTION, _MLP = "input_layernorm.weight", "post_attention_layernorm.weight"
-_SANDWICH = "it norms what its layers write as well, and these gains cannot be folded into what reads"
+_ATTENTION_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
+_SANDWICH_REASON = "it norms what its layers write as well, and these gains cannot be folded into what reads"
 STREAM = StreamNames(
     readers={
-        "self_attn.q_proj.weight": _ATTENTION,
-        "self_attn.k_proj.weight": _ATTENTION,
-        "self_attn.v_proj.weight": _ATTENTION,
-        "mlp.gate_proj.weight": _MLP,
-        "mlp.up_proj.weight": _MLP,
+        "self_attn.q_proj.weight": _ATTENTION_NORM,
+        "self_attn.k_proj.weight": _ATTENTION_NORM,
+        "self_attn.v_proj.weight": _ATTENTION_NORM,
+        "mlp.gate_proj.weight": _MLP_NORM,
+        "mlp.up_proj.weight": _MLP_NORM,
     },
     writers=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
     biases=("self_attn.o_proj.bias", "mlp.down_proj.bias"),
@@ -32,10 +33,10 @@ STREAM = StreamNames(
         "rotary_emb.inv_freq",
     ),
     gain_offset={"gemma": 1.0},
-    refused={"gemma2": _SANDWICH, "gemma3_text": _SANDWICH},
+    refused={"gemma2": _SANDWICH_REASON, "gemma3_text": _SANDWICH_REASON},
 )
-_GEMMA = "it multiplies embeddings by the square root of the stream's width, which a scheme may change"
-_NORMED = "it norms queries and keys, which scales of their own would not survive"
+_GEMMA_REASON = "it multiplies embeddings by the square root of the stream's width, which a scheme may change"
+_NORMED_QUERIES_REASON = "it norms queries and keys, which scales of their own would not survive"
 LAYERS = LayerNames(
     parts={
         "self_attn.q_proj": "queries",
@@ -46,7 +47,12 @@ LAYERS = LayerNames(
         "mlp.up_proj": "up",
         "mlp.down_proj": "down",
     },
-    refused={"gemma": _GEMMA, "gemma2": _SANDWICH, "gemma3_text": _SANDWICH, "qwen3": _NORMED},
+    refused={
+        "gemma": _GEMMA_REASON,
+        "gemma2": _SANDWICH_REASON,
+        "gemma3_text": _SANDWICH_REASON,
+        "qwen3": _NORMED_QUERIES_REASON,
+    },
 )
 
 LLAMA = Family(

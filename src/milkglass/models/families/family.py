@@ -1,4 +1,4 @@
-"""A model family, and one model of it with its token-indexed tensors."""
+"""Defines a model family, and one model of it with its token-indexed tensors."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class Architecture:
     All of these are permuted and mixed in the same way, so that tied tensors stay tied.
 
     Attributes:
+        family: the family of the model.
+        kind: "encoder" or "decoder".
         vocab_size: n.
         table: the name of the input embedding (n, d).
         heads: the names of output embeddings (n, d); empty if they are tied or absent.
@@ -71,6 +73,7 @@ class Family:
 
     Attributes:
         name: as messages call the family.
+        kind: "encoder" or "decoder".
         model_types: the values of `model_type` in config.json that belong to it.
         table: names that the input embedding can have.
         stream: what touches the residual stream, or the reason why its dimensions cannot be mixed.

@@ -1,4 +1,4 @@
-"""The tensors of a decoder's layers: heads, neurons, and what reads and writes the residual stream.
+"""Finds the tensors of a decoder's layers: heads, neurons, and what reads and writes the residual stream.
 
 Schemes that change every layer need the layout (schemes/covariant.py). A scheme that mixes the stream's d dimensions
 needs the stream (ObfusLM+): a tensor that `StreamNames` cannot name is refused, since it might read the stream, and the
@@ -95,7 +95,7 @@ class StreamNames:
 
     Attributes:
         readers: the matrices (g, d) that read the stream, each with the norm that scales its input.
-        writers: matrices (d, h).
+        writers: the matrices (d, h) that write to the stream.
         biases: the writers' biases (d,).
         final: the norm before the head.
         unrelated: tensors that never meet the stream, though they may have a size of d by chance.

@@ -6,8 +6,8 @@ With p(t) the share of token t in the mass of its symbol,
 
 A symbol that breaks a limit is joined to the nearest symbol with which both hold, or else to the nearest, and checked
 again. At most half of the symbols are given up like this. A symbol is left as it is if its heaviest token has more than
-p_max of all mass, since no union could hold the limit; symbol_rate.py reports the symbols that still break one. Two
-tokens of one word count as two tokens.
+p_max of all mass, since no union could hold the limit; client/obfuscate/symbol_rate.py reports the symbols that still
+break one. Two tokens of one word count as two tokens.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def join_symbols(clusters: FoundSymbols, mass: Floats, limits: DiversityLimits) 
     np.add.at(centres, symbol_of_token, clusters.points * weight[:, None])
     centre_weight = np.bincount(symbol_of_token, weight, symbol_count)
     is_live, joined_to = np.ones(symbol_count, np.bool_), np.arange(symbol_count)
-    is_hopeless = heaviest > limits.max_share * mass.sum()  # no company is large enough
+    is_hopeless = heaviest > limits.max_share * mass.sum()  # no union is large enough
     for _ in range(symbol_count // 2):
         bits, share = _measures(total, mass_log_sum, heaviest)
         is_broken = is_live & limits.are_broken_by(bits, share) & ~is_hopeless

@@ -168,14 +168,15 @@ class Training:
         epoch_count = max(3, -(-self.settings.steps * BATCH_ROWS // max(1, len(rows))))
         first_symbol_epoch, tokens = epoch_count // 3, torch.from_numpy(self.clusters.tokens)
         tables = [self.network.offset.weight, self.network.own_vector.weight]
-        others = [
+        other_parameters = [
             parameter for parameter in self.network.parameters() if all(parameter is not table for table in tables)
         ]
-        optimiser = torch.optim.AdamW([{"params": tables, "weight_decay": 0.05}, {"params": others}], fused=True)
+        groups = [{"params": tables, "weight_decay": 0.05}, {"params": other_parameters}]
+        optimiser = torch.optim.AdamW(groups, fused=True)
         steps_per_epoch, step = -(-len(rows) // BATCH_ROWS), 0
         for epoch in range(epoch_count):
             if epoch == first_symbol_epoch:
-                self._move(tokens, FIRST_ROUNDS)
+                self._run_rounds(tokens, FIRST_ROUNDS)
             for batch_rows in self._batches(rows):
                 epochs_with_symbols = step / steps_per_epoch - first_symbol_epoch
                 progress_share = max(0.0, epochs_with_symbols / (epoch_count - first_symbol_epoch))
@@ -188,12 +189,12 @@ class Training:
                 optimiser.step()
                 step += 1
                 if first_symbol_epoch <= epoch < epoch_count - 1 and step % STEPS_BETWEEN_ROUNDS == 0:
-                    self._move(tokens, 1)
+                    self._run_rounds(tokens, 1)
                 progress(thousandths(step, epoch_count * steps_per_epoch))
         with torch.no_grad():
             return FoundSymbols(self.clusters.symbol_of_token, self.network.points(tokens).numpy())
 
-    def _move(self, tokens: Tensor, round_count: int) -> None:
+    def _run_rounds(self, tokens: Tensor, round_count: int) -> None:
         """Runs rounds of k-means on the points of the tokens. The first call draws the centres."""
         with torch.no_grad():
             points: Floats = self.network.points(tokens).numpy()
