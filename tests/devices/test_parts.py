@@ -32,7 +32,7 @@ from milkglass.attacks.token_ids.sda import SDA
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.procedures import lstm
-from milkglass.experiments.procedures.local_training import LocalTraining, fit, utility
+from milkglass.experiments.procedures.local_training import LocalTraining, fit, model_quality
 from milkglass.experiments.procedures.private_rows import PrivateRows
 from milkglass.gradient_defences.catalogue import GRADIENT_DEFENCES
 from milkglass.gradient_defences.defence import share_gradient
@@ -250,7 +250,7 @@ def test_training_on_what_is_shared(other: str, monkeypatch: pytest.MonkeyPatch)
         step = _step("bert", "classification")
         plan = LocalTraining(rows=6, held_out=1, epochs=1, batch=2, learning_rate=1e-3)
         fit(step, rows, GRADIENT_DEFENCES["none"], plan, 0, 0, lambda _: None)
-        graded = utility(step, rows, 0, 0).figures["accuracy"]
+        graded = model_quality(step, rows, 0, 0).figures["accuracy"]
         return dict(step.module.named_parameters())[step.names[-2]].detach().cpu(), graded
 
     (here, accuracy), (there, again) = both(trained, other, monkeypatch)

@@ -18,7 +18,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _choose_texts
 from milkglass.experiments.kinds.shared_training import SharedTrainingRecipe, held_out_mask
 from milkglass.experiments.procedures import theory
-from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
+from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, model_quality
 from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, choose_rows
 from milkglass.experiments.recipe import from_entries
@@ -209,7 +209,7 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
     with torch.no_grad():
         step.module.classifier.weight.zero_()
         step.module.classifier.bias.copy_(torch.tensor([0.0, 1.0]))
-    graded = utility(step, rows, 0, seed=0)
+    graded = model_quality(step, rows, 0, seed=0)
     found = graded.figures
     assert unpack_answers(graded.packed_rows["answer"]).tolist() == [1, 1, 1]
     assert (found["accuracy"], found["f1"]) == (pytest.approx(2 / 3), pytest.approx(0.8))
@@ -224,7 +224,7 @@ def test_utility_is_that_of_the_rows(data: Path) -> None:
 def test_a_language_model_s_loss_is_that_of_all_predicted_tokens(data: Path) -> None:
     step = SharedStep.open(data / "gpt2", "next-token")
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8], [9, 10, 11, 12, 13]]), None)
-    graded = utility(step, rows, 0, seed=0)
+    graded = model_quality(step, rows, 0, seed=0)
     found, losses, tokens = graded.figures, *(unpack_answers(graded.packed_rows[name]) for name in ("loss", "tokens"))
     assert tokens.tolist() == [2, 0, 4] and losses.sum() / tokens.sum() == pytest.approx(found["loss"], rel=1e-5)
     ids, mask = pad_texts([[5, 6, 7], [9, 10, 11, 12, 13]], 0)

@@ -283,12 +283,12 @@ def read_lock(policy: Path) -> dict[str, str]:
         raise UsageError(f"{path.name} is damaged", "remove it, and pin the machines again") from None
 
 
-def pin_machine(policy: Path, machine_id: str, now: datetime | None = None) -> bool:
+def pin_machine(policy: Path, machine_id: str) -> bool:
     """Adds a machine to a policy's lock file. Returns False if the file has it already."""
     machines = read_lock(policy)
     if machine_id in machines:
         return False
-    machines[machine_id] = f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    machines[machine_id] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     entries = (
         f'[[machine]]\nid = "{pinned_id}"\nfirst_seen = "{first_seen}"\n' for pinned_id, first_seen in machines.items()
     )

@@ -57,7 +57,7 @@ class EncryptedAnswers:
     token_lengths: Sequences | None = None
     question_numbers: Ids | None = None
 
-    def read_by_sizes(self, seed: int, budget: Budget, has_shuffled_topics: bool = False) -> dict[str, Interval]:
+    def read_by_sizes(self, seed: int, budget: Budget, has_shuffled_topics: bool) -> dict[str, Interval]:
         """Returns what the attack `sizes` reads of a random half, with the other half as its recordings.
 
         Args:

@@ -51,7 +51,7 @@ class WordGroups:
 
     @classmethod
     def from_cache(
-        cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None = None
+        cls, vectors: Vectors, k: int, metric: Metric, progress: Progress, folder: Path | None
     ) -> tuple[WordGroups, bool]:
         """Returns the groups of a table's words, taken in the table's order, and whether they were in the cache.
 
@@ -59,7 +59,7 @@ class WordGroups:
             vectors: (n, d) one for each word.
             k: the size of a group.
             metric: which words are near.
-            folder: where the groups are cached, in place of Milkglass's cache.
+            folder: where the groups are cached. None: Milkglass's cache.
         """
         cache = ArrayCache("lists", {"group": np.int64, "members": np.int64, "scores": np.float64}, folder)
         digest = digest_of(["milkglass-shared-lists/1", k, metric, vectors.shape], vectors)

@@ -33,7 +33,7 @@ from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache, PartialResults
 from milkglass.experiments.procedures import theory
-from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, utility
+from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, model_quality
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
@@ -198,7 +198,7 @@ class TrainingSite:
 
     def step_figures(self, step: SharedStep) -> dict[str, Any]:
         """Returns the model's figures, and under `ROWS_KEY` the rows from which they follow."""
-        measured = utility(step, self.held_out, self.pad_id, self.recipe.seed)
+        measured = model_quality(step, self.held_out, self.pad_id, self.recipe.seed)
         return {**measured.figures, ROWS_KEY: measured.packed_rows}
 
     def figures(self, name: str, defence: DefenceSpec) -> dict[str, Any]:

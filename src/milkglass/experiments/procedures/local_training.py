@@ -27,6 +27,8 @@ from milkglass.progress import Log
 from milkglass.sequences import Ids
 from milkglass.threat.training_step import SharedStep, pad_texts
 
+GRADED_AT_A_TIME = 32  # held-out texts that are graded at a time
+
 
 @dataclass(frozen=True)
 class LocalTraining:
@@ -106,7 +108,7 @@ class ModelQuality:
 
 
 @torch.no_grad()
-def utility(step: SharedStep, rows: PrivateRows, pad_id: int, seed: int, batch_size: int = 32) -> ModelQuality:
+def model_quality(step: SharedStep, rows: PrivateRows, pad_id: int, seed: int) -> ModelQuality:
     """Returns a model's "accuracy" and "f1", or its "loss" (nats, the mean over predicted tokens) and "perplexity".
 
     Args:
@@ -116,12 +118,12 @@ def utility(step: SharedStep, rows: PrivateRows, pad_id: int, seed: int, batch_s
         seed: draws the samples from which intervals are computed.
     """
     if step.task == "next-token":
-        return _prediction_utility(step, rows, seed)
+        return _prediction_quality(step, rows, seed)
     assert rows.labels is not None
     order = np.argsort(rows.ids.lengths, kind="stable")  # so that little is padding
     predicted = np.empty(len(rows), np.int64)
-    for start in range(0, len(order), batch_size):
-        part = order[start : start + batch_size]
+    for start in range(0, len(order), GRADED_AT_A_TIME):
+        part = order[start : start + GRADED_AT_A_TIME]
         ids, mask, _ = rows.select(part).batch(pad_id)
         predicted[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
     return ModelQuality(
@@ -129,7 +131,7 @@ def utility(step: SharedStep, rows: PrivateRows, pad_id: int, seed: int, batch_s
     )
 
 
-def _prediction_utility(step: SharedStep, rows: PrivateRows, seed: int) -> ModelQuality:
+def _prediction_quality(step: SharedStep, rows: PrivateRows, seed: int) -> ModelQuality:
     """Returns the quality of predictions, row by row, since an interval resamples rows."""
     losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
     for row, text_ids in enumerate(rows.ids):
