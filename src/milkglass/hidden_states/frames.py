@@ -25,7 +25,7 @@ OPTIONAL_TENSORS = {"mixed": (torch.int64, 1)}
 
 
 def encode(sent: Activations) -> bytes:
-    """Returns the frame. Raises BadUpload if the other side would refuse it."""
+    """Returns the frame. Raises BadUpload if it has more than MAX_FRAME_BYTES, which the other side would refuse."""
     about, lengths = torch.tensor([sent.layer, int(sent.pooled)]), torch.from_numpy(sent.lengths.copy())
     tensors = {"hidden": sent.hidden.detach().float().contiguous(), "lengths": lengths, "about": about}
     if sent.mixed is not None:
@@ -44,7 +44,7 @@ def _require_small(frame: bytes) -> None:
 
 
 def decode(frame: bytes) -> Activations:
-    """Returns the states of a frame. Raises BadUpload for anything that `encode` does not make."""
+    """Returns the states of a frame. Raises BadUpload for any other bytes, and for numbers that are not finite."""
     _require_small(frame)
     try:
         tensors = load(frame)
