@@ -3,8 +3,8 @@
 A budget counts one of three things: CPU seconds by default, so that an attack finds as much on a busy machine (recipes,
 `ui`, `audit --records`, `audit_defence`); the clock's seconds (all other audits); or work (`Budget.of_work`, which
 `compare` uses). For work, an attack says what each of its steps costs in seconds of one core of the machine on which
-attacks were timed. The sum is the same on every machine and in every run, so that a budget of work always ends an attack
-at the same step. An attack asks its budget and ends by itself; `time_limit` ends one that does not.
+attacks were timed. The sum is the same on every machine and in every run, so that a budget of work always ends an
+attack at the same step. An attack asks its budget and ends by itself; `time_limit` ends one that does not.
 """
 
 from __future__ import annotations
