@@ -215,11 +215,11 @@ def test_an_interrupted_run_goes_on_to_the_same_end(
     work, calls = files._sanitize, list[int]()
 
     def until(last: int) -> Any:
-        def stop(ghost: Ghost, plan: GhostJob, part: Any) -> Any:
+        def stop(ghost: Ghost, job: GhostJob, part: Any) -> Any:
             calls.append(part.number)
             if part.number == last:
                 raise KeyboardInterrupt
-            return work(ghost, plan, part)
+            return work(ghost, job, part)
 
         return stop
 
@@ -320,10 +320,10 @@ def test_an_unfinished_run_of_another_job_is_not_thrown_away(
     source, out = lines_file(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
     work = files._sanitize
 
-    def once(ghost: Ghost, plan: GhostJob, part: Any) -> Any:
+    def once(ghost: Ghost, job: GhostJob, part: Any) -> Any:
         if part.number:
             raise KeyboardInterrupt
-        return work(ghost, plan, part)
+        return work(ghost, job, part)
 
     monkeypatch.setattr(files, "_sanitize", once)
     with pytest.raises(KeyboardInterrupt):
