@@ -20,7 +20,7 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.defence_scene import scene_of
 from milkglass.cli.main import app
 from milkglass.client.alone import LinearModel
-from milkglass.compare import attackers, keep
+from milkglass.compare import attackers, kept_model
 from milkglass.compare import run as run_module
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
@@ -447,7 +447,7 @@ def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) 
     assert last.startswith(f"disk: {size_text(bytes_on_disk(out))} in {out}; ") and "cells and runs" in last
     for name in ("cells", "runs"):
         shutil.rmtree(out / name)
-    assert keep.answers(out / "kept", ["the wound is open again"]) and (out / "compare.html").is_file()
+    assert kept_model.answers(out / "kept", ["the wound is open again"]) and (out / "compare.html").is_file()
     assert [one["state"] for one in document(call(*run, "--json"))["ways"]] == ["done"]
 
 
@@ -565,7 +565,7 @@ def test_the_best_model_with_nothing_sent_is_kept_and_answers(
     result = call("compare", model, data, "--out", tmp_path / "out", "--keep", kept, *SMALL, "--ways", ways, "--json")
     assert document(result)["kept"] == str(kept), result.stderr
     texts = [one["text"] for one in rows(0, 20)]
-    answers = keep.answers(kept, texts)
+    answers = kept_model.answers(kept, texts)
     assert {one.label for one in answers} <= {"billing-desk", "clinic-desk"}
     (tmp_path / "ask.txt").write_text("\n".join(texts) + "\n", "utf-8")
     shown = document(call("classify", "--local", kept, "--in", tmp_path / "ask.txt", "--json"))["results"]
@@ -590,9 +590,9 @@ def test_the_best_model_with_nothing_sent_is_kept_and_answers(
     monkeypatch.setenv("MILKGLASS_SERVER", "http://127.0.0.1:9")  # as the main job's page exports it
     assert call("classify", "--local", kept, texts[0]).exit_code == 0
     with pytest.raises(ModelNotFound, match="no model that `compare` kept"):
-        keep.answers(tmp_path, ["x"])
+        kept_model.answers(tmp_path, ["x"])
     with pytest.raises(ModelNotFound, match="there is no folder"):
-        keep.answers(tmp_path / "nowhere", ["x"])
+        kept_model.answers(tmp_path / "nowhere", ["x"])
 
 
 def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkglass.compare import answers, chat_rows, keep
+from milkglass.compare import answers, chat_rows, kept_model
 from milkglass.compare.answers import ChatPreparer
 from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, user_text
 from milkglass.compare.quality import difference_of
@@ -280,7 +280,7 @@ def test_ways_of_writing_are_compared_and_a_second_run_takes_them_over(tmp_path:
         [one[n] for n in names] for one in found["ways"]
     ]
     with pytest.raises(UsageError, match="writes answers"):
-        keep.answers(out / "kept", ["x"])
+        kept_model.answers(out / "kept", ["x"])
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(out / "kept")

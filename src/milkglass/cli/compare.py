@@ -100,6 +100,13 @@ def compare(
     Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
     loss of a token of held-out answers, and by ROUGE-L of some written ones.
     """
+    started = time.monotonic()
+    if Path(model).is_file():
+        raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
+    # The headers are read before the imports, which take seconds
+    data_file, held_out = columns.data_file(data), None if validation is None else columns.data_file(validation)
+    for file in filter(None, (data_file, held_out)):
+        file.columns_by_role()
     from milkglass.compare.keep import require_free
     from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page
@@ -116,9 +123,6 @@ def compare(
     from milkglass.system import core_count
     from milkglass.threat.budget import Budget
 
-    started = time.monotonic()
-    if Path(model).is_file():
-        raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(options, option_of)  # so that a wrong value is reported before anything is read
     names = [name.strip() for name in ways.split(",")] if ways else []
@@ -131,7 +135,6 @@ def compare(
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, not a folder", "give another --out")
     require_free(kept_folder)
-    data_file, held_out = columns.data_file(data), None if validation is None else columns.data_file(validation)
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
     def report_skipped(name: str, summary: Summary) -> None:

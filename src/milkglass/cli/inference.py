@@ -128,8 +128,8 @@ def classify(
 
 
 def _require_kept_classifier(folder: Path) -> None:
-    """Raises an error of `keep.require_classifier`, before stdin is read: `--local 'a text'` names no folder."""
-    from milkglass.compare.keep import require_classifier
+    """Raises an error of `kept_model.require_classifier`, before stdin is read: `--local 'a text'` names no folder."""
+    from milkglass.compare.kept_model import require_classifier
 
     require_classifier(folder)
 
@@ -137,7 +137,7 @@ def _require_kept_classifier(folder: Path) -> None:
 def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:
     """Classifies texts with a model that `compare` kept in a folder, and prints the classes or scores."""
     from milkglass.client.results import Classified
-    from milkglass.compare.keep import answers
+    from milkglass.compare.kept_model import answers
 
     def report_cut(indices: Sequence[int], limit: int) -> None:
         note(f"cut to {limit} tokens, as in training: {first_few([rows[index].name for index in indices])}")

@@ -27,6 +27,7 @@ from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.catalogue import signature
 from milkglass.compare import attackers, keep
 from milkglass.compare.chat_rows import TASK, ChatRows
+from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
 from milkglass.compare.training import loss_fall, reported_losses, require_room
@@ -372,7 +373,7 @@ class _Run:
         self._note_kept_folder(folder)
         if keep.is_kept(folder, origin):
             return ""
-        is_replaced = (folder / keep.MARK).is_file()
+        is_replaced = (folder / MARK).is_file()
         if name not in self.models:
             self.log(f"{WAYS[name].title}: made again, to be kept in {folder}")
         deadline = max(self.setting.deadline, time.monotonic() + KEEP_SECONDS)
