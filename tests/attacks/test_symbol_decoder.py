@@ -217,7 +217,7 @@ def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(
     symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
     reader = SymbolReader(public, symbols, np.ones(public.vocab_size)).eval()
     with torch.no_grad():
-        reader.turn.weight.zero_()
+        reader.projection.weight.zero_()
     beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
     found = list(beliefs.read(Sequences.of([[3, 0, PAIRS + 4]])))
     assert [len(members) for _, members, _, _ in found] == [TOKENS, TOKENS, 1]

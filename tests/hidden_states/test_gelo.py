@@ -85,7 +85,7 @@ def test_rows_cross_with_their_count_and_no_row_is_a_tokens(bert: Checkpoint, tm
     lengths = client.reader.encode(TEXTS).ids.lengths
     assert seen.lengths.tolist() == lengths.tolist()
     assert seen.mixed.tolist() == [one + max(1, round(0.3 * one)) for one in lengths.tolist()]
-    assert seen.mixed.tolist() == client.rows(lengths).tolist()
+    assert seen.mixed.tolist() == client.row_counts(lengths).tolist()
     states = torch.cat([one for _, one in client._states(client.reader.encode(TEXTS))]).detach()
     near = torch.nn.functional.normalize(seen.hidden, dim=1) @ torch.nn.functional.normalize(states, dim=1).T
     assert float(near.abs().max()) < 0.95
