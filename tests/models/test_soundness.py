@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from starlette.testclient import TestClient
 
 from milkglass.client.key.generate import new_key
-from milkglass.client.obfuscate.preflight import assumption_of, require_scramblable, require_sound
+from milkglass.client.obfuscate.preflight import assumed_head_notice, require_scramblable, require_sound
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelError, ModelNotFound
@@ -163,8 +163,8 @@ def test_a_head_that_is_missing_is_the_table_and_it_is_said(original: Path, tmp_
     folder = copied(original, tmp_path / "base")
     without(folder, "lm_head.weight")
     base = Checkpoint.open(folder)
-    assert assumption_of(Checkpoint.open(original)) is None
-    warning = assumption_of(base)
+    assert assumed_head_notice(Checkpoint.open(original)) is None
+    warning = assumed_head_notice(base)
     assert warning is not None and "tie_word_embeddings = false" in warning and "no lm_head.weight" in warning
     scramble(base, new_key(base, str(folder), SCHEME, base.digest()), tmp_path / "out")
     made = Checkpoint.open(tmp_path / "out")

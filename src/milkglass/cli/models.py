@@ -135,13 +135,13 @@ def _supported_models() -> tuple[dict[str, Any], str]:
 
 def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
     """Returns what is known of one model, as JSON and as text. Raises ModelError if it cannot be scrambled."""
-    from milkglass.client.obfuscate.preflight import assumption_of, require_sound
+    from milkglass.client.obfuscate.preflight import assumed_head_notice, require_sound
     from milkglass.models.families import architecture_of
 
     base = open_original(ref)
     architecture = architecture_of(base)
     require_sound(base)
-    if warning := assumption_of(base):
+    if warning := assumed_head_notice(base):
         note(warning)
     scrambled_bytes = sum(base.tensors[name].bytes for name in architecture.token_tensor_names)
     facts: dict[str, Any] = {

@@ -215,7 +215,7 @@ def obfuscate(
     refuse_unused("where no file of yours is read", {} if has_files else changed_options(columns))
     _require_places(out, key, new_key)  # reported before anyone waits for a model
     from milkglass.client.key.scheme import scheme_for, scheme_of
-    from milkglass.client.obfuscate.preflight import assumption_of, require_room, require_scramblable
+    from milkglass.client.obfuscate.preflight import assumed_head_notice, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import architecture_of
@@ -245,7 +245,7 @@ def obfuscate(
         final_scheme = requested_scheme if existing_key is None else scheme_of(existing_key.key)
         require_scramblable(base, final_scheme, delta)
         require_room(base, final_scheme, out, delta)
-        for remark in filter(None, [assumption_of(base)]):
+        for remark in filter(None, [assumed_head_notice(base)]):
             note(remark)
         texts = coarse_files.read(base) if existing_key is None and coarse_files.data is not None else None
         if warning := final_scheme.broken or (

@@ -27,7 +27,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that OUT is the key's model, scrambled, and holds nothing that it shouldn't."""
-    from milkglass.client.obfuscate.preflight import assumption_of, require_sound
+    from milkglass.client.obfuscate.preflight import assumed_head_notice, require_sound
     from milkglass.client.obfuscate.verify import verify as check
 
     require_folder(out, "give the folder that `milkglass obfuscate` wrote")
@@ -36,7 +36,7 @@ def verify(
     _require_key_of_folder(out, unlocked.key)
     base = open_original(key.model or unlocked.key.info.model)
     require_sound(base)
-    if warning := assumption_of(base):
+    if warning := assumed_head_notice(base):
         note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")

@@ -13,7 +13,8 @@ them; the answer is the mean of the probabilities of the best five. All fitting 
 The words of second texts are features of their own, and so are words that both texts of a pair contain. A text is read
 whole, however long it is. Every fitted model is a matrix, so that a folder stores it without pickle.
 
-With a server's model it forms a logarithmic opinion pool of equal weights, whose second factor never leaves the client:
+The client's model and a server's form a logarithmic opinion pool of equal weights. The second factor never leaves the
+client:
 
     p(class | text)  ~  p_server(class | what was sent) p_alone(class | text)
 """
@@ -105,8 +106,8 @@ class Vectorizers:
 
     def feature_names(self) -> list[Features]:
         """Returns the names of the features that the training rows had."""
-        both: list[Features] = ["both"] if {"words", "letters"} <= {*self.vectorizer_by_name} else []
-        return [*self.vectorizer_by_name, *both, *([] if self.agreement_scales is None else ["agreement"])]  # type: ignore[list-item]
+        joined: list[Features] = ["both"] if {"words", "letters"} <= {*self.vectorizer_by_name} else []
+        return [*self.vectorizer_by_name, *joined, *([] if self.agreement_scales is None else ["agreement"])]  # type: ignore[list-item]
 
     def transform(self, rows: Rows, names: Sequence[Features]) -> dict[Features, Any]:
         """Returns (rows, features) matrices of the named features. They are sparse, but "agreement" is dense."""
@@ -176,8 +177,9 @@ def _trigrams(text: str) -> set[str]:
 
 
 def _joined_pair(first_words: list[str], second_words: list[str]) -> str:
-    both = sorted({*first_words} & {*second_words})
-    return " ".join([*first_words, *(f"second{word}" for word in second_words), *(f"both{word}" for word in both)])
+    shared_words = sorted({*first_words} & {*second_words})
+    marked_words = [*(f"second{word}" for word in second_words), *(f"both{word}" for word in shared_words)]
+    return " ".join([*first_words, *marked_words])
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------
@@ -344,9 +346,9 @@ class LinearModel:
         """
         if self.is_regression:
             raise UsageError("scores have no classes", "leave the client's own models out")
-        log_shares = np.full((len(texts), class_count), -np.log(self.row_count + 1.0))
-        log_shares[:, self.classes] = self._mean_outputs(Rows(texts, pairs))
-        return log_shares
+        log_probabilities = np.full((len(texts), class_count), -np.log(self.row_count + 1.0))
+        log_probabilities[:, self.classes] = self._mean_outputs(Rows(texts, pairs))
+        return log_probabilities
 
     def _mean_outputs(self, rows: Rows) -> Floats:
         """Returns (rows, classes) the logarithms of the members' mean probabilities, or (rows, 1) their mean score."""
@@ -364,7 +366,9 @@ class LinearModel:
 def _cross_validate(
     candidate: LinearCandidate, matrix: Any, target: NDArray[Any], class_count: int, seed: int
 ) -> Floats:
-    """Returns (rows, outputs), each row's by a fit without this row. A class that a fold lacks is never predicted.
+    """Returns (rows, outputs): the outputs for each row of a fit without that row.
+
+    A class that a fold lacks is never predicted.
 
     Args:
         target: (rows,) class numbers from 0 on without a gap, or scores.
@@ -390,9 +394,9 @@ def _cross_validate(
 def _choose_members(
     outputs: Sequence[Floats], target: NDArray[Any], is_regression: bool
 ) -> tuple[list[int], list[float], float]:
-    """Returns the indices of the best candidates, each candidate's temperature, and the quality of the best ones' mean.
+    """Returns the indices of the best candidates, each candidate's temperature, and the score of the best ones' mean.
 
-    The quality is the accuracy, or for a regression the share of explained variance.
+    The score is the accuracy, or for a regression the share of explained variance.
 
     Args:
         outputs: for each candidate (rows, outputs) from the cross-validation.

@@ -63,7 +63,7 @@ class AsyncAnswer(_AsyncWrapper):
 
     def __init__(self, threads: Threads, answer: Answer) -> None:
         super().__init__(threads, answer)
-        self._pieces = threads.each(answer)
+        self._pieces = threads.iterate(answer)
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self._pieces
@@ -84,7 +84,7 @@ class AsyncJob(_AsyncWrapper):
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the job's events until it ends, past ones first (`Remote.follow`)."""
-        return self._threads.each(self._wrapped.follow())
+        return self._threads.iterate(self._wrapped.follow())
 
 
 class AsyncConversation(_AsyncWrapper):
@@ -96,7 +96,7 @@ class AsyncConversation(_AsyncWrapper):
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
         """Yields the answer to a message in pieces. The turn joins the conversation when the answer is complete."""
-        async with self._lock, aclosing(self._threads.each(self._wrapped.say(text))) as pieces:
+        async with self._lock, aclosing(self._threads.iterate(self._wrapped.say(text))) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -108,8 +108,8 @@ class AsyncSession(_AsyncWrapper, AbstractAsyncContextManager["AsyncSession"]):
     async def open(cls, key: Any, passphrase: str, server: str, token: str | None = None, **options: Any) -> Self:
         """Opens a session. See `Session.open`."""
         session = await asyncio.to_thread(Session.open, key, passphrase, server, token, **options)
-        secure = options.get("allow_http", False), options.get("certificate")
-        threads = Threads(session.remote.connection, lambda: Connection(server, token, *secure))
+        security = options.get("allow_http", False), options.get("certificate")
+        threads = Threads(session.remote.connection, lambda: Connection(server, token, *security))
         session.remote = ThreadRemote()
         return cls(threads, session)
 

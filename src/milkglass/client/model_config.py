@@ -62,10 +62,9 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "guidance_scale": 1.0, "min_length": 0, "min_new_tokens": 0,
     "bad_words_ids": [], "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {},
 }  # fmt: skip
-NO_VALUES: Mapping[str, float] = {}
 
 
-def _is_id_key(name: str) -> bool:
+def _is_id_entry(name: str) -> bool:
     return name.endswith(ID_ENDINGS) or name in ID_LIST_ENTRIES
 
 
@@ -121,7 +120,7 @@ def remap_config(config: Mapping[str, Any], sigma: IdMap, entries: Container[str
             continue
         if name in WEIGHTED_ENTRIES and entry:
             raise UnsupportedModel(f"the config entry {name!r} cannot be re-mapped", "remove it from the config")
-        if _is_id_key(name) or name in NESTED_LIST_ENTRIES:
+        if _is_id_entry(name) or name in NESTED_LIST_ENTRIES:
             mapped[name] = _map_ids(name, entry, sigma)
         elif name in POSITION_PAIR_ENTRIES and entry:
             mapped[name] = [[position, _map_ids(name, token, sigma)] for position, token in entry]
@@ -156,7 +155,7 @@ def special_ids(config: Mapping[str, Any]) -> Iterator[int]:
     The lists of suppressed tokens are left out, since these are ordinary words.
     """
     for name, entry in config.items():
-        if _is_id_key(name) and name not in ID_LIST_ENTRIES:
+        if _is_id_entry(name) and name not in ID_LIST_ENTRIES:
             elements = entry if isinstance(entry, list) else [entry]
             yield from (element for element in elements if isinstance(element, int))
         elif isinstance(entry, Mapping) and name.endswith("config"):
@@ -168,18 +167,18 @@ class ModelSampling:
     """Holds the sampling settings of a model's folder. Temperature 0 takes the likeliest token.
 
     Attributes:
-        values: the settings, by the names of RANGES.
+        values: the settings, by the names of SAMPLING_RANGES.
         left_out_names: fields that cannot be requested here, or whose value is out of range.
     """
 
-    values: Mapping[str, float] = field(default_factory=lambda: NO_VALUES)
+    values: Mapping[str, float] = field(default_factory=dict)
     left_out_names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
         """Returns the settings in the content of generation_config.json. None: there is no such file."""
         stated = {name: value for name, value in (generation or {}).items() if value is not None}
-        values = {name: stated[name] for name in SAMPLING_RANGES if name in stated and _fits(name, stated[name])}
+        values = {name: stated[name] for name in SAMPLING_RANGES if name in stated and _is_in_range(name, stated[name])}
         left_out = [name for name in SAMPLING_RANGES if name in stated and name not in values]
         left_out += [name for name, neutral in NEUTRAL_VALUES.items() if stated.get(name, neutral) != neutral]
         if stated.get("do_sample") is False:
@@ -196,7 +195,7 @@ class ModelSampling:
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
-def _fits(name: str, setting: Any) -> bool:
+def _is_in_range(name: str, setting: Any) -> bool:
     low, high = SAMPLING_RANGES[name]
     if isinstance(setting, bool) or not isinstance(setting, int | float) or not math.isfinite(setting):
         return False

@@ -19,7 +19,7 @@ class Classified:
 
     Attributes:
         label: the likeliest class, "LABEL_3" if the key has no fitting names; "" from a regression.
-        probabilities: of each class, by name.
+        probabilities: the probability of each class, by name.
         score: a regression's score, in the unit of the training data if the key has its scale.
         is_cut: whether only the text's beginning was classified, since the text is too long.
     """
@@ -50,10 +50,10 @@ class Classified:
 
     def document(self) -> dict[str, Any]:
         """Returns the result as JSON-like data."""
-        mark = {"cut": True} if self.is_cut else {}
+        cut_field = {"cut": True} if self.is_cut else {}
         if self.score is not None:
-            return {"score": self.score, **mark}
-        return {"label": self.label, "probabilities": dict(self.probabilities), **mark}
+            return {"score": self.score, **cut_field}
+        return {"label": self.label, "probabilities": dict(self.probabilities), **cut_field}
 
 
 @dataclass

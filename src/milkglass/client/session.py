@@ -145,9 +145,9 @@ class Session(AbstractContextManager["Session"]):
             batch = slice(start, start + TEXTS_PER_REQUEST)
             token_type_ids = encoded.token_type_ids[batch] if encoded.token_type_ids is not None else None
             for prediction in self.remote.classify(model, encoded.ids[batch], token_type_ids):
-                fits = sorted(label_names) == list(range(len(prediction.probabilities)))
-                labels_fit = labels_fit and fits
-                classified = Classified.of(prediction, label_names if fits else {}, scale)
+                has_all_names = sorted(label_names) == list(range(len(prediction.probabilities)))
+                labels_fit = labels_fit and has_all_names
+                classified = Classified.of(prediction, label_names if has_all_names else {}, scale)
                 results.append(replace(classified, is_cut=len(results) in cut_indices))
             progress(len(encoded.ids[batch]))
         self._notice_missing_names(model, results, label_names, labels_fit, scale)

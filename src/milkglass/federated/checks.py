@@ -11,6 +11,7 @@ the digest of what was trained on is what that code says.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,12 +32,10 @@ from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSetti
 from milkglass.sanitizers.table import Mask
 
 _HINT = "prepare it with `milkglass federated prepare`, without --plain"
-_at_least: Callable[[Any, Any], bool] = lambda stamped, demanded: stamped >= demanded  # noqa: E731
+# By parameter of the search: whether the stamp's value excludes as much as the demanded one. Others must be equal
 _IS_AS_STRICT: Mapping[str, Callable[[Any, Any], bool]] = {
-    "k": _at_least, "indirect": _at_least, "direct": _at_least, "lemma": _at_least,
-    "overlap": lambda stamped, demanded: stamped <= demanded,
+    "k": operator.ge, "indirect": operator.ge, "direct": operator.ge, "lemma": operator.ge, "overlap": operator.le,
 }  # fmt: skip
-"""By parameter of the search: whether the stamp's value excludes as much as the demanded one. Others must be equal."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,10 @@ def require_obfuscated(site: Site, demand: GhostDemand) -> str:
         raise NotObfuscated(f"{name} were obfuscated for another model: nothing is sent", _HINT)
     if stamp.rows != rows.digest():
         raise NotObfuscated(f"{name} changed after ghost: nothing is sent", _HINT)
-    if weak := find_weaker_parameter(stamp.search, stamp.selection, demand):
-        raise NotObfuscated(f"{name} were obfuscated with {weak}: nothing is sent", _HINT)
-    ids, possible = rows.ids.ids, _ghost_outputs(demand.folder, demand.digest, parse_search(stamp.search))
-    if not (ids.min() >= 0 and ids.max() < len(possible) and possible[ids].all()):
+    if weakness := find_weaker_parameter(stamp.search, stamp.selection, demand):
+        raise NotObfuscated(f"{name} were obfuscated with {weakness}: nothing is sent", _HINT)
+    ids, is_output = rows.ids.ids, _ghost_outputs(demand.folder, demand.digest, parse_search(stamp.search))
+    if not (ids.min() >= 0 and ids.max() < len(is_output) and is_output[ids].all()):
         raise NotObfuscated(f"{name} have ids that ghost gives to no token: nothing is sent", _HINT)
     return stamp.rows
 
@@ -105,7 +104,7 @@ def find_weaker_parameter(search: Mapping[str, Any], selection: Mapping[str, Any
         demand: what is demanded.
     """
     for name, requested in demand.search.document().items():
-        is_as_strict = _IS_AS_STRICT.get(name, lambda stamped, demanded: bool(stamped == demanded))
+        is_as_strict: Callable[[Any, Any], bool] = _IS_AS_STRICT.get(name, operator.eq)
         if name not in search or not is_as_strict(search[name], requested):
             return f"{name} = {search.get(name)!r} where {requested!r} is demanded"
     if selection.get("way") != demand.selection_method:

@@ -157,8 +157,8 @@ class Codec:
         special_count = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
         limit = self._limit(max_length, special_count + reserved_count, 1 if pairs is None else 2)
         tokenizer_inputs = (list(texts), None if pairs is None else list(pairs))
-        literal = not parse_special
-        batch = self.tokenizer(*tokenizer_inputs, truncation=False, split_special_tokens=literal)
+        splits_special = not parse_special
+        batch = self.tokenizer(*tokenizer_inputs, truncation=False, split_special_tokens=splits_special)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special_count).any():
             raise EmptyText.of(int((lengths <= special_count).argmax()), "has no token", "leave empty texts out")
@@ -167,7 +167,10 @@ class Codec:
             self._require_max_length(lengths + reserved_count, limit)
         elif too_long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
-                *tokenizer_inputs, truncation=True, max_length=limit - reserved_count, split_special_tokens=literal
+                *tokenizer_inputs,
+                truncation=True,
+                max_length=limit - reserved_count,
+                split_special_tokens=splits_special,
             )
             self._require_max_length(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved_count, limit)
         token_types = batch.get("token_type_ids")
@@ -314,9 +317,9 @@ class Codec:
     # --- ids without text ---------------------------------------------------------------------------------------------
     @property
     def without_scrambling(self) -> Codec:
-        """Returns a codec whose ids are the original ones, for programs that play client and server.
+        """Returns a codec whose ids are the original ones, which are never sent.
 
-        Original ids are never sent.
+        It is for programs that play client and server.
         """
         identity = np.arange(len(self.sigma))
         unkeyed = replace(self, alias_choices=None, id_exchange=None, is_readable=True, key_id=None)

@@ -135,11 +135,11 @@ def render(
     return RenderedChat(tuple(_split_at_marks(text, marks)))
 
 
-def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[TextPiece]]) -> RenderedChat:
+def split_marked(kept_ids: KeptIds, text: str, split_part: Callable[[str], Iterable[TextPiece]]) -> RenderedChat:
     """Splits a marked text into pieces.
 
     Args:
-        pieces: splits a part of the text that has no marks of kept texts.
+        split_part: splits a part of the text that has no marks of kept texts into pieces.
 
     Raises:
         RewrittenText: the template changed a kept text.
@@ -147,7 +147,7 @@ def split_marked(kept_ids: KeptIds, text: str, pieces: Callable[[str], Iterable[
     all_pieces, ids = list[TextPiece](), list[int]()
     for part in kept_ids.split(text):
         if isinstance(part, str):
-            all_pieces += pieces(part)
+            all_pieces += split_part(part)
         else:
             kept_indices = range(len(ids), len(ids) + len(part.ids))
             all_pieces.append(TextPiece(part.text, True, ids=tuple(-1 - index for index in kept_indices)))
@@ -313,7 +313,7 @@ def training_examples(
     ]
     if not answer_indices:
         raise CodecError("the conversation has no answer to learn", 'end it with {"role": "assistant", ...}')
-    spans, parts = list[Span](), list[SupervisedExample]()
+    spans, examples = list[Span](), list[SupervisedExample]()
     full = render(tokenizer, messages, False, tools)
     for number in answer_indices:
         prompt = render(tokenizer, messages[:number], True, tools)
@@ -326,10 +326,10 @@ def training_examples(
             )
         _require_written(messages[number], number, extended.text[len(prompt.text) :])
         spans.append((len(prompt.text), len(extended.text.rstrip())))  # what follows the end token is not the answer's
-        parts.append(SupervisedExample(extended, (spans[-1],)))
-    if all(full.text.startswith(part.rendered.text) for part in parts):
+        examples.append(SupervisedExample(extended, (spans[-1],)))
+    if all(full.text.startswith(example.rendered.text) for example in examples):
         return [SupervisedExample(full, tuple(spans))]
-    return parts
+    return examples
 
 
 def _require_written(message: Message, number: int, answer: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 ANSWER_IDS = "answer_ids"  # field of a message: the scrambled ids of the answer that it repeats
@@ -138,16 +139,16 @@ def find_repeated(text: str, answer: str) -> tuple[int, int, int] | None:
     That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a
     complete answer of at least MIN_WHOLE_LETTERS.
     """
-    core = text.strip()
-    start = text.find(core)
-    if core and (begin := answer.find(core)) >= 0:
-        return start, begin, len(core)
-    lead = answer.lstrip()
-    size = next((n for n, (a, b) in enumerate(zip(core, lead, strict=False)) if a != b), min(len(core), len(lead)))
-    stripped = answer.strip()
-    if len(stripped) >= MIN_WHOLE_LETTERS and size < len(stripped) and (at := text.find(stripped)) >= 0:
-        return at, len(answer) - len(lead), len(stripped)
-    return (start, len(answer) - len(lead), size) if size >= MIN_SHARED_LETTERS else None
+    stripped_text, stripped_answer = text.strip(), answer.strip()
+    text_start, answer_start = text.find(stripped_text), len(answer) - len(answer.lstrip())
+    if stripped_text and (begin := answer.find(stripped_text)) >= 0:
+        return text_start, begin, len(stripped_text)
+    pairs = zip(stripped_text, answer[answer_start:], strict=False)
+    size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    may_be_whole = len(stripped_answer) >= MIN_WHOLE_LETTERS and size < len(stripped_answer)
+    if may_be_whole and (position := text.find(stripped_answer)) >= 0:
+        return position, answer_start, len(stripped_answer)
+    return (text_start, answer_start, size) if size >= MIN_SHARED_LETTERS else None
 
 
 def _first_true(condition: Callable[[int], bool], end: int) -> int:

@@ -166,7 +166,7 @@ def misspelt_runs(codec: Codec, ids: Sequence[int], is_final: bool = True) -> se
     original = codec.inverse[np.asarray(ids, np.int64)]
     original = original[codec.is_visible[original]]
     text = codec.decode(ids)
-    own_ids = np.array([number for _, numbers in _own_places(codec.tokenizer, text) for number in numbers], np.int64)
+    own_ids = np.array([token_id for _, ids in _own_places(codec.tokenizer, text) for token_id in ids], np.int64)
     if np.array_equal(original, own_ids):
         return set()
     places_by_name = _places_by_name(codec.tokenizer, original, own_ids)
@@ -180,42 +180,42 @@ Places = dict[tuple[int, int], tuple[int, ...]]
 OwnPlaces = list[tuple[tuple[int, int], tuple[int, ...]]]
 
 
-def _runs(decoded: Places, own_places: OwnPlaces, length: int, is_final: bool) -> set[tuple[int, ...]]:
+def _runs(answer_places: Places, own_places: OwnPlaces, length: int, is_final: bool) -> set[tuple[int, ...]]:
     """Returns the runs of the tokenizer's ids that differ from the answer's ids at the same places.
 
     Args:
-        decoded: the answer's ids by where they begin and end in the text.
+        answer_places: the answer's ids by where they begin and end in the text.
         own_places: the tokenizer's ids with where they begin and end, in order.
         length: the letters of the text.
         is_final: whether the text is complete. If it is not, a run at its end is left out.
     """
     runs, run = set[tuple[int, ...]](), list[int]()
-    end_places = {end for _, end in decoded}
+    answer_ends = {end for _, end in answer_places}
     for place, ids in own_places:
-        run += () if decoded.get(place) == ids else ids
-        if run and place[1] in end_places and (is_final or place[1] < length):
+        run += () if answer_places.get(place) == ids else ids
+        if run and place[1] in answer_ends and (is_final or place[1] < length):
             runs.add(tuple(run))
             run = []
     return runs | ({tuple(run)} if run and is_final else set())
 
 
 def _places_by_name(
-    tokenizer: Any, decoded: NDArray[np.int64], own_ids: NDArray[np.int64]
+    tokenizer: Any, answer_ids: NDArray[np.int64], own_ids: NDArray[np.int64]
 ) -> tuple[Places, OwnPlaces, int] | None:
     """Returns the ids of both spellings by where their tokens' names begin and end, and the letters of all names.
 
     None: the joined names of the two spellings differ.
     """
-    sides = [tokenizer.convert_ids_to_tokens(side.tolist()) for side in (decoded, own_ids)]
-    texts = ["".join(map(str, names)) for names in sides]
+    names_of_spellings = [tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (answer_ids, own_ids)]
+    texts = ["".join(map(str, names)) for names in names_of_spellings]
     if texts[0] != texts[1]:
         return None
-    sides_by_place: list[OwnPlaces] = []
-    for ids, names in zip((decoded, own_ids), sides, strict=True):
+    places_of_spellings: list[OwnPlaces] = []
+    for ids, names in zip((answer_ids, own_ids), names_of_spellings, strict=True):
         bounds = [*accumulate(map(len, names), initial=0)]
         ids_by_place = zip(pairwise(bounds), ids.tolist(), strict=True)
-        sides_by_place.append([(place, (token_id,)) for place, token_id in ids_by_place])
-    return dict(sides_by_place[0]), sides_by_place[1], len(texts[0])
+        places_of_spellings.append([(place, (token_id,)) for place, token_id in ids_by_place])
+    return dict(places_of_spellings[0]), places_of_spellings[1], len(texts[0])
 
 
 def _decoded_places(codec: Codec, ids: Sequence[int], is_final: bool) -> tuple[Places, str]:

@@ -33,6 +33,7 @@ from milkglass.rows.labels import Scale
 from milkglass.rows.place import Place, places_text
 from milkglass.sequences import batched
 
+BATCH_ROWS = 1000  # rows that are tokenized and written at a time
 EncodedBatch = tuple[dict[str, pa.Array], Sequence[int], Mapping[int, int]]
 LabelsOrScale = Mapping[str, int] | Scale | None  # numbers of labels, a scale of scores, or None: rows without labels
 
@@ -83,9 +84,6 @@ def in_fresh_order(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(secrets.SystemRandom().sample(sorted(names), len(names)))
 
 
-BATCH_ROWS = 1000  # rows that are tokenized and written at a time
-
-
 @dataclass(frozen=True)
 class WriteCounts:
     """Counts what was written to a file of training rows.
@@ -107,7 +105,7 @@ def write_parquet(
     codec: Codec,
     source: Source,
     out: Path,
-    labels: Mapping[str, int] | Scale | None = None,
+    labels: LabelsOrScale = None,
     max_length: int = 512,
     progress: Progress = no_progress,
     skip_long: bool = False,
@@ -120,7 +118,7 @@ def write_parquet(
 
     Args:
         source: the file with the rows.
-        labels: the numbers of the labels, or the scale by which scores are sent (float32).
+        labels: the numbers of the labels, or the scale by which scores are sent (float32). None: rows without labels.
         max_length: the most tokens of a row.
         progress: receives how many more rows were read and encoded.
         skip_long: whether conversations without an answer within the limit are left out. Otherwise all are refused.
@@ -133,13 +131,13 @@ def write_parquet(
     limit = min(max_length, codec.max_tokens)
     lengths, cut_count = list[NDArray[np.int32]](), 0
     unanswered: dict[Place, int] = {}
-    rows = 0
+    row_count = 0
     with files.atomic_write(out, "wb") as file, ExitStack() as writers:
         writer: pq.ParquetWriter | None = None
         examples = read_examples(source, are_scores=isinstance(labels, Scale))
         for batch in batched(examples if selection is None else compress(examples, selection), BATCH_ROWS):
             columns, too_long, unanswered_rows = _encode_batch(codec, source, batch, labels, limit)
-            rows += len(batch)
+            row_count += len(batch)
             unanswered |= {batch[index].place(source): start for index, start in unanswered_rows.items()}
             if len(table := pa.table(columns)):
                 writer = writer or writers.enter_context(pq.ParquetWriter(file, table.schema))
@@ -148,9 +146,9 @@ def write_parquet(
                 cut_count += len({*too_long} - {*unanswered_rows})
             progress(len(batch))
         if not skip_long:
-            _require_answers(unanswered, rows, source, limit, codec.max_tokens)
+            _require_answers(unanswered, row_count, source, limit, codec.max_tokens)
         if writer is None:
-            fault = f"none of the {rows:,} rows of {source.name} has an answer within {limit} tokens"
+            fault = f"none of the {row_count:,} rows of {source.name} has an answer within {limit} tokens"
             raise TooLong(fault, "give a larger --max-length")
     if codec.key_id is not None:
         write_mark(out, codec.key_id)
@@ -158,12 +156,14 @@ def write_parquet(
     return WriteCounts(len(all_lengths), int(all_lengths.sum()), cut_count, tuple(unanswered))
 
 
-def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source, limit: int, model_limit: int) -> None:
+def _require_answers(
+    unanswered: Mapping[Place, int], row_count: int, source: Source, limit: int, model_limit: int
+) -> None:
     """Raises TooLong if conversations have no answer within the limit: cut, they would teach nothing.
 
     Args:
         unanswered: the place of each such conversation, with the number of tokens before its first answer.
-        rows: how many rows the file has.
+        row_count: how many rows the file has.
         limit: the most tokens of a row.
         model_limit: the most tokens that the model takes.
     """
@@ -173,14 +173,14 @@ def _require_answers(unanswered: Mapping[Place, int], rows: int, source: Source,
     start = max(unanswered.values())
     longer = f"set --max-length to more than {start} to use them all, or " if start < model_limit else ""
     raise TooLong(
-        f"{len(unanswered):,} of the {rows:,} rows of {source.name} {verb} no answer within {limit} tokens: "
+        f"{len(unanswered):,} of the {row_count:,} rows of {source.name} {verb} no answer within {limit} tokens: "
         f"{places_text([*unanswered])}",
         f"{longer}leave them out with --skip-long",
     )
 
 
 def _encode_batch(
-    codec: Codec, source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None, limit: int
+    codec: Codec, source: Source, batch: Sequence[Example], labels: LabelsOrScale, limit: int
 ) -> EncodedBatch:
     """Returns the columns of the encoded rows, the indices of rows that were cut, and the rows without an answer.
 
@@ -203,7 +203,7 @@ def _encode_batch(
     return columns, labelled.cut_indices, labelled.lost_answer_starts
 
 
-def _label_column(source: Source, batch: Sequence[Example], labels: Mapping[str, int] | Scale | None) -> pa.Array:
+def _label_column(source: Source, batch: Sequence[Example], labels: LabelsOrScale) -> pa.Array:
     """Returns the numbers of a batch's labels, or its scores as they are sent.
 
     Raises:

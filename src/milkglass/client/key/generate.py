@@ -104,7 +104,7 @@ def cluster_order(key: Key) -> NDArray[np.int64]:
     return np.argsort(key.first_ids).astype(np.int64)
 
 
-def with_groups(base: Checkpoint, key: Key, stage: Stage = no_stage) -> Key:
+def with_groups(base: Checkpoint, key: Key, stage: Stage) -> Key:
     """Returns the key with its clusters in it: the codec needs them and does not have the table."""
     table = base.map_tensor(architecture_of(base).table)
     require_finite(table)
@@ -138,7 +138,7 @@ def for_job(base: Checkpoint, parent: Key, name: str, clusters: ClusterChoice = 
     if parent.token_symbols is not None:
         if clusters == "new":
             raise UsageError("the map of a coarse vocabulary is kept by each job's key", "give --clusters kept")
-        if (draws := parent.with_own_responses().responses) is not None:
+        if (draws := parent.info_with_responses().responses) is not None:
             child_info = child_info.with_fields(responses=dict(draws))
         return replace(child, info=child_info)
     if clusters == "kept":

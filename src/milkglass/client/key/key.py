@@ -302,10 +302,10 @@ class Key:
     def codec_alone(self) -> Key:
         """Returns the key without its root secret and what only that needs: it can encode and decode."""
         self.require_whole()
-        info = self.with_own_responses().for_codec(self.has_shared_ids)
+        info = self.info_with_responses().for_codec(self.has_shared_ids)
         return Key(None, self.model_digest, self.sigma, info, self.identifier)
 
-    def with_own_responses(self) -> KeyInfo:
+    def info_with_responses(self) -> KeyInfo:
         """Returns the key's information with its draws of responses in it.
 
         A codec, or a job's key, with these draws exchanges a text as this key does. Sending the text under both then
@@ -352,8 +352,8 @@ class Key:
     @cached_property
     def token_symbols(self) -> NDArray[np.int64] | None:
         """Returns (n,) the slot of each token, if tokens share slots (a coarse vocabulary). None: they do not."""
-        kept = self.info.scheme.get("map")
-        return None if kept is None else SymbolMap(**kept).symbol_of_token
+        map_fields = self.info.scheme.get("map")
+        return None if map_fields is None else SymbolMap(**map_fields).symbol_of_token
 
     @property
     def slots(self) -> Slots:

@@ -34,8 +34,8 @@ def weakness(passphrase: str) -> str | None:
         return None
     time = duration(count * SECONDS_PER_GUESS)
     return (
-        f"the passphrase is weak: about {_round_words(count)} guesses find it, {time} of "
-        f"one processor core; at least {_round_words(REQUIRED_GUESSES)} guesses are required"
+        f"the passphrase is weak: about {_rounded_count(count)} guesses find it, {time} of "
+        f"one processor core; at least {_rounded_count(REQUIRED_GUESSES)} guesses are required"
     )
 
 
@@ -64,7 +64,7 @@ def duration(seconds: float) -> str:
     return "less than a second"
 
 
-def _round_words(count: int) -> str:
+def _rounded_count(count: int) -> str:
     """Returns a number as "62", "8,000" or "10^10": one digit above a thousand, a power of ten above a million."""
     if count < 1000:
         return str(count)

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -167,13 +167,16 @@ def record_audit(
 
 def _fewer_tokens(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     """Returns the lower threshold of each share, in ascending order of the shares."""
-    fewest = {share: min(part[share] for part in (first, second) if share in part) for share in {**first, **second}}
+    fewest = {
+        share: min(tokens[share] for tokens in (first, second) if share in tokens) for share in {**first, **second}
+    }
     return dict(sorted(fewest.items(), key=lambda entry: float(entry[0].split()[0])))
 
 
-def _change(key: Path, change: Any) -> Usage:
+def _change(key: Path, change: Callable[[Usage], Usage]) -> Usage:
+    """Reads and writes the counts under a lock, and returns the changed ones."""
     with exclusive_lock(key):
-        usage: Usage = change(read(key))
+        usage = change(read(key))
         fields = {name: value for name, value in asdict(usage).items() if value or name not in OPTIONAL_FIELDS}
         files.write(counts_file(key), json.dumps({"milkglass_usage": VERSION, **fields}) + "\n")
     return usage

@@ -130,7 +130,7 @@ class _Changes:
     residual: ResidualStream
     layout: LayerLayout
     keys: CovariantKeys
-    layer: Callable[[int], LayerKeys]
+    layer_keys: Callable[[int], LayerKeys]
 
     def gain(self, norm: str) -> torch.Tensor:
         """Returns (d,) the factors by which the norm of this name multiplies, in fp64."""
@@ -139,7 +139,7 @@ class _Changes:
     def inner(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor (fp64) with its rows changed by the secrets of its layer."""
         number, part = self.layout.part_of[name]
-        return self.layer(number).rows(part, tensor.double())
+        return self.layer_keys(number).rows(part, tensor.double())
 
     def reader(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that reads the stream, with the gain of its norm in it."""
@@ -149,13 +149,14 @@ class _Changes:
     def writer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that writes to the stream."""
         number, part = self.layout.part_of[name]
-        return (self.keys.writing_matrix(name).T @ self.layer(number).columns(part, tensor.double())).to(tensor.dtype)
+        inner = self.layer_keys(number).columns(part, tensor.double())
+        return (self.keys.writing_matrix(name).T @ inner).to(tensor.dtype)
 
     def bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a bias that is added to the stream. Like every writer it can have its own P."""
         return (tensor.double() @ self.keys.writing_matrix(name)).to(tensor.dtype)
 
-    def inner_bias(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def inner_tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that neither reads the stream nor writes to it."""
         return self.inner(name, tensor).to(tensor.dtype)
 
@@ -189,14 +190,14 @@ def transform_tensors(
         if name == head:
             matrix = changes.gain(residual.final)[:, None] * keys.reading_matrix(name).T
         replaced[name] = TransformedRows(noisy, matrix.float())
-    kinds = (
+    changes_by_kind = (
         (residual.readers, changes.reader),
         (residual.writers, changes.writer),
         (residual.biases, changes.bias),
-        (sorted(set(layout.part_of) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_bias),
+        (sorted(set(layout.part_of) - {*residual.readers, *residual.writers, *residual.biases}), changes.inner_tensor),
     )
     holder = TensorHolder()
-    for names, change in kinds:
+    for names, change in changes_by_kind:
         replaced |= {name: LazyTensor(base, name, partial(change, name), holder) for name in names}
     for name in residual.norms:
         replaced[name] = LazyTensor(

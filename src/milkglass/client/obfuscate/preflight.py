@@ -44,9 +44,9 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
             "save the model with save_pretrained of its own class",
         )
     require_layers(base, architecture, scheme)
-    scheme.require_tokens(architecture.vocab_size, len(reserved_ids(base, architecture.vocab_size)))
-    _require_tokenizer(base.folder, architecture.vocab_size)
     size = architecture.vocab_size
+    scheme.require_tokens(size, len(reserved_ids(base, size)))
+    _require_tokenizer(base.folder, size)
     counts = np.full(size, scheme.ids_per_token, np.int64)
     counts[single_ids(base, architecture)] = 1
     map_configs(base, np.arange(size, dtype=np.int32), counts)
@@ -58,7 +58,7 @@ def require_sound(base: Checkpoint) -> None:
     facts_of(Checkpoint(base.folder, configs.config, configs.generation, base.tensors))
 
 
-def assumption_of(base: Checkpoint) -> str | None:
+def assumed_head_notice(base: Checkpoint) -> str | None:
     """Returns a message that the table is taken for the head, if the model lacks the head of its config; else None."""
     if not lacks_head(base):
         return None
@@ -119,10 +119,12 @@ def _require_tokenizer(folder: Path, size: int) -> None:
     """
     tokenizer_digest(folder)
     tokenizer = load_tokenizer(folder)
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    beyond = [number for number in tokenizer.get_vocab().values() if number >= size and number not in special]
-    if beyond:
+    special_ids = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids_beyond = [
+        token_id for token_id in tokenizer.get_vocab().values() if token_id >= size and token_id not in special_ids
+    ]
+    if ids_beyond:
         raise ModelError(
-            f"{len(beyond)} tokens of the tokenizer have no row in the embedding table, which has {size}",
+            f"{len(ids_beyond)} tokens of the tokenizer have no row in the embedding table, which has {size}",
             "resize the model's embeddings to its tokenizer",
         )

@@ -45,7 +45,7 @@ from milkglass.models.config_entries import check_ids
 from milkglass.models.families import Architecture, architecture_of
 from milkglass.models.file_names import GENERATION_CONFIG, KEY_ID
 from milkglass.models.safetensors_file import RowBlocks
-from milkglass.models.soundness import require_finite
+from milkglass.models.soundness import lacks_head, require_finite
 from milkglass.models.staging import Configs, Staging, rewrite, with_row_count, with_shapes, write_delta
 from milkglass.progress import Stage, no_stage
 from milkglass.schemes.mixture import ClusterReport, RowMap
@@ -86,17 +86,18 @@ def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
     """Returns the base's configs with mapped ids, without names, and with the key's identifier in config.json."""
     first_ids, choices = key.first_ids, AliasChoices.of(key)
     mapped = map_configs(base, first_ids, None if choices is None else choices.counts)
-    tied = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tied_entry(base)
+    tying = {"tie_word_embeddings": False} if scheme_of(key).needs_whole_layers else _tying_entry(base)
     sizes = {"vocab_size": len(key.sigma)} if len(key.sigma) != len(first_ids) else {}
     return Configs(
-        {**mapped.config, KEY_ID: key.identifier} | tied | sizes | _wider_sizes(base, key), mapped.generation
+        {**mapped.config, KEY_ID: key.identifier} | tying | sizes | _wider_sizes(base, key), mapped.generation
     )
 
 
-def _tied_entry(base: Checkpoint) -> dict[str, bool]:
-    """Ties a decoder's head that its config announces and its weights lack: Transformers would draw one at random."""
-    from milkglass.models.soundness import lacks_head
+def _tying_entry(base: Checkpoint) -> dict[str, bool]:
+    """Returns the config entry that ties a decoder's head to its table, if its weights lack the head of its config.
 
+    Transformers would draw such a head at random.
+    """
     return {"tie_word_embeddings": True} if lacks_head(base) else {}
 
 
@@ -174,20 +175,20 @@ def replace_tensors(
     if not scheme.needs_whole_layers:
         tensors = {name: _ScrambledTensor(base, name, mixture, slot_of_id) for name in architecture.token_tensor_names}
         return Replacement(with_row_count(base, tensors, len(slot_of_id)), tensors, mixture)
-    wider, head = with_head(base, architecture)
+    with_own_head, head = with_head(base, architecture)
     tensors = {
-        name: _ScrambledTensor(wider, name, mixture, slot_of_id)
+        name: _ScrambledTensor(with_own_head, name, mixture, slot_of_id)
         for name in dict.fromkeys((*architecture.token_tensor_names, head))
     }
     residual = architecture.residual(base)
     if plus is None:
-        replaced, shapes = transform_tensors(wider, architecture, residual, key, tensors, head)
-        return Replacement(with_shapes(wider, shapes), replaced, mixture)
+        replaced, shapes = transform_tensors(with_own_head, architecture, residual, key, tensors, head)
+        return Replacement(with_shapes(with_own_head, shapes), replaced, mixture)
     transform = transform or dimension_transform(
         plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage
     )
-    replaced = transform_dimensions(wider, residual, transform, tensors, head)
-    return Replacement(with_row_count(wider, tensors, len(slot_of_id)), replaced, mixture, transform.condition)
+    replaced = transform_dimensions(with_own_head, residual, transform, tensors, head)
+    return Replacement(with_row_count(with_own_head, tensors, len(slot_of_id)), replaced, mixture, transform.condition)
 
 
 def scramble(

@@ -60,15 +60,15 @@ class OutgoingModel:
 
     def documents(self) -> dict[str, dict[str, Any] | None]:
         """Returns config, generation_config, index and delta as they are sent. None: there is no such file."""
-        index = json_file(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
+        index = read_json_object(self.folder / INDEX) if not (self.folder / DELTA_CONFIG).is_file() else None
         if index is not None:
             outgoing_name = {file.name: name for name, file in self.weights.items()}
             index["weight_map"] = {tensor: outgoing_name[file] for tensor, file in index["weight_map"].items()}
         return {
-            "config": json_file(self.folder / CONFIG),
-            "generation_config": json_file(self.folder / GENERATION_CONFIG),
+            "config": read_json_object(self.folder / CONFIG),
+            "generation_config": read_json_object(self.folder / GENERATION_CONFIG),
             "index": index,
-            "delta": json_file(self.folder / DELTA_CONFIG),
+            "delta": read_json_object(self.folder / DELTA_CONFIG),
         }
 
 
@@ -91,7 +91,7 @@ def require_scrambled(folder: Path) -> list[Path]:
             f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS_HINT
         )
     for file in (*CONFIG_FILES, INDEX, DELTA_CONFIG):
-        content = json_file(folder / file)
+        content = read_json_object(folder / file)
         if content is not None and (
             name := next(REVEALING_ENTRIES.get(file, _revealing_config_entries)(content), None)
         ):
@@ -99,19 +99,19 @@ def require_scrambled(folder: Path) -> list[Path]:
             raise UsageError(f"{file} of {folder.name} holds {shown_name}, which no scrambled model has", ORIGINS_HINT)
     if not (folder / MARKER).is_file():
         raise UsageError(f"{folder.name} has no {MARKER}, so nothing says that it was scrambled", ORIGINS_HINT)
-    tensors_of = _tensors_by_file(folder)
-    if not tensors_of:
+    tensors_by_file = _tensors_by_file(folder)
+    if not tensors_by_file:
         raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS_HINT)
-    if absent := sorted(name for name in tensors_of if not (folder / name).is_file()):
+    if absent := sorted(name for name in tensors_by_file if not (folder / name).is_file()):
         raise ModelNotFound(f"{folder} lacks {absent[0]}", "give the folder that `milkglass obfuscate` wrote")
-    if unlisted := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in tensors_of):
+    if unlisted := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in tensors_by_file):
         raise UsageError(
             f"{folder.name} holds {unlisted[0]}, which is not a file of this model",
             "nothing was sent; move it away, or make the folder again with `milkglass obfuscate`",
         )
-    for name, tensors in tensors_of.items():
+    for name, tensors in tensors_by_file.items():
         _require_plain_weights(folder / name, tensors)
-    return [folder / name for name in sorted(tensors_of)]
+    return [folder / name for name in sorted(tensors_by_file)]
 
 
 def require_sound(folder: Path) -> None:
@@ -119,10 +119,10 @@ def require_sound(folder: Path) -> None:
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.soundness import facts_of, require_sound_tables
 
-    config = json_file(folder / CONFIG) or {}
+    config = read_json_object(folder / CONFIG) or {}
     if (folder / DELTA_CONFIG).is_file():
         tables = read_header(folder / DELTA_WEIGHTS)
-        require_sound_tables(config, json_file(folder / GENERATION_CONFIG), tables)
+        require_sound_tables(config, read_json_object(folder / GENERATION_CONFIG), tables)
         return
     facts_of(Checkpoint.open(folder))
 
@@ -137,15 +137,15 @@ def _tensors_by_file(folder: Path) -> dict[str, set[str] | None]:
     """Returns the weight files that the folder's JSON names, and each one's tensors, or None if it names none."""
     if (folder / DELTA_CONFIG).is_file():
         return {DELTA_WEIGHTS: None}
-    index = json_file(folder / INDEX)
+    index = read_json_object(folder / INDEX)
     if index is None:
         return {WEIGHTS: None}
-    tensors_of: dict[str, set[str] | None] = {}
+    tensors_by_file: dict[str, set[str] | None] = {}
     for tensor, file in index["weight_map"].items():
-        tensors = tensors_of.setdefault(file, set())
+        tensors = tensors_by_file.setdefault(file, set())
         assert tensors is not None
         tensors.add(tensor)
-    return tensors_of
+    return tensors_by_file
 
 
 def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
@@ -215,7 +215,7 @@ def _is_numbered(name: str, labels: Any) -> bool:
     )
 
 
-def json_file(path: Path) -> dict[str, Any] | None:
+def read_json_object(path: Path) -> dict[str, Any] | None:
     """Returns the object in a JSON file, or None without a file. Raises UsageError for a file with anything else."""
     if not path.is_file():
         return None

@@ -60,7 +60,7 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
         n for n in replaced if n not in tensors or not _is_equal(base.tensors[n], tensors[n], replaced[n], advance)
     ]
     changed = [n for n in sorted(unchanged & set(tensors)) if not _same_bytes(base.tensors[n], tensors[n], advance)]
-    noted = sorted(file.name for file in {ref.file for ref in tensors.values()} if has_notes(file))
+    files_with_notes = sorted(file.name for file in {ref.file for ref in tensors.values()} if has_notes(file))
     unexpected = sorted(set(tensors) ^ (set(replaced) | unchanged))
     checks = [
         _check("tables", differing, f"{len(replaced)} as the key says"),
@@ -71,11 +71,11 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
             _differing_configs(out, expected, None if is_delta else index_of(base)),
             "special ids re-mapped, the key's identifier, no names",
         ),
-        _check("files", [*_strays(base, out, is_delta), *noted], "none but the model's, no notes in them"),
+        _check("files", [*_strays(base, out, is_delta), *files_with_notes], "none but the model's, no notes in them"),
     ]
     if is_delta:
-        other = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
-        checks.append(_check("base model", other, "the key's"))
+        differing_base = [] if read_json(out / DELTA_CONFIG).get("base") == key.model_digest else ["base"]
+        checks.append(_check("base model", differing_base, "the key's"))
     return checks
 
 

@@ -166,8 +166,8 @@ def server_events(stream: OpenStream, max_silence: float | None = None) -> Itera
             time for an event does not count. None: those of `stream`.
 
     Raises:
-        RemoteError: an event is longer than MAX_EVENT, comments before one are longer than MAX_COMMENTS, or an id
-            cannot be sent back in a header.
+        RemoteError: an event has more than MAX_EVENT_BYTES bytes, comments before one have more than MAX_COMMENT_BYTES,
+            or an id cannot be sent back in a header.
     """
     max_silence = stream.max_silence if max_silence is None else max_silence
     event_id: str | None = None

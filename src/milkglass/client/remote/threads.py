@@ -29,10 +29,10 @@ class ThreadRemote(Remote):
 class Threads:
     """Runs calls to one server in threads, each over a connection of its own."""
 
-    def __init__(self, first: Connection, connect: Callable[[], Connection]) -> None:
-        """Prepares the calls. `first` is an open connection to use, and `connect` opens another one."""
+    def __init__(self, first_connection: Connection, connect: Callable[[], Connection]) -> None:
+        """Prepares the calls. `first_connection` is open already, and `connect` opens another one."""
         self._connect, self._closed = connect, False
-        self._idle, self._busy, self._running = [first], set[Connection](), set[asyncio.Future[Any]]()
+        self._idle, self._busy, self._running = [first_connection], set[Connection](), set[asyncio.Future[Any]]()
 
     async def close(self) -> None:
         """Ends the calls that are running, and closes all connections."""
@@ -46,18 +46,18 @@ class Threads:
     async def run(self, work: Callable[[], T]) -> T:
         """Returns what `work` returns, which runs in a thread over a connection of its own."""
         async with self._borrow_connection() as connection:
-            return await self._step(connection, work)
+            return await self._run_in_thread(connection, work)
 
-    async def each(self, iterable: Any) -> AsyncGenerator[Any, None]:
+    async def iterate(self, iterable: Any) -> AsyncGenerator[Any, None]:
         """Yields the elements of an iterable, each computed in a thread. Closes the iterable when the loop is left."""
         pieces = iter(iterable)
         async with self._borrow_connection() as connection:
             try:
-                while piece := await self._step(connection, lambda: list(islice(pieces, 1))):
+                while piece := await self._run_in_thread(connection, lambda: list(islice(pieces, 1))):
                     yield piece[0]
             finally:
                 if not connection.is_given_up:  # else the thread that is in it still closes it
-                    await self._step(connection, iterable.close)
+                    await self._run_in_thread(connection, iterable.close)
 
     @asynccontextmanager
     async def _borrow_connection(self) -> AsyncIterator[Connection]:
@@ -70,7 +70,7 @@ class Threads:
             if not connection.is_given_up:
                 self._idle.append(connection)
 
-    async def _step(self, connection: Connection, work: Callable[[], T]) -> T:
+    async def _run_in_thread(self, connection: Connection, work: Callable[[], T]) -> T:
         """Runs `work` in a thread. When cancelled, cuts the connection at once and closes it when the thread ends.
 
         Raises UsageError if the session is closed.

@@ -185,11 +185,9 @@ def download_file(
             break
     else:
         raise RemoteError(f"{target.name} does not arrive whole", "try again")
-    if not target.exists():
-        target.touch()
 
 
-def require_sha256(target: Path, sha256: str, progress: Progress = no_progress) -> None:
+def require_sha256(target: Path, sha256: str, progress: Progress) -> None:
     """Raises RemoteError for a file with another SHA-256, and deletes it."""
     if files.sha256(target, progress) != sha256:
         target.unlink()
