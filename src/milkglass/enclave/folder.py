@@ -56,8 +56,8 @@ class EnclaveDescription:
         table: SHA-256 of the table, in hex.
         k: the length of candidate lists.
         rows: how many rows the table has.
-        counted: where tokens were counted: CORPUS, the user's own, or WORDS, a list of English words. "" in folders of
-            versions without such a list.
+        counted: where tokens were counted: COUNTED_IN_CORPUS, the user's own, or COUNTED_IN_WORD_LIST, of English
+            words. "" in folders of versions without such a list.
     """
 
     kind: str
@@ -204,7 +204,7 @@ def open_enclave(folder: Path) -> Iterator[Enclave]:
         )
         enclave.open(sealed, secret, state, tokenizer, counts)
         enclave.tokenizer = folder / TOKENIZER_FOLDER
-        enclave.write_state = lambda sealed: files.write(folder / STATE_FILE, sealed)
+        enclave.write_state = lambda sealed_state: files.write(folder / STATE_FILE, sealed_state)
         try:
             yield enclave
         finally:

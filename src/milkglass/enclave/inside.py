@@ -59,9 +59,8 @@ class EnclaveHandler:
         """
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
-            "hello": self._hello, "challenge": self._challenge, "release": self._release, "lists": self._lists,
-            "open": self._unseal, "prompt": self._prompt, "rows": self._rows, "decode": self._decode,
-            "state": self._state,
+            "challenge": self._challenge, "release": self._release, "lists": self._lists, "open": self._unseal,
+            "prompt": self._prompt, "rows": self._rows, "decode": self._decode, "state": self._state,
         }  # fmt: skip
         if name not in calls:
             raise EnclaveError(f"the enclave has no call {name!r}", f"calls: {', '.join(calls)}")
@@ -71,10 +70,6 @@ class EnclaveHandler:
             return {"charged": True}, self._seal(self._table.budget.charge(error.row_count), self._table.root)
 
     # --- building -----------------------------------------------------------------------------------------------------
-    def _hello(self, content: bytes) -> Reply:
-        """Returns the enclave's kind and its measurement."""
-        return {"kind": self.kind, "measurement": self.measurement}, b""
-
     def _challenge(self, nonce: bytes) -> Reply:
         """Makes a key for the provider's package. Returns the public key, and a quote that binds it to the nonce."""
         if len(nonce) != release.NONCE_BYTES:
@@ -200,6 +195,7 @@ class OpenTable:
         sanitizer: replaces private tokens.
         root: the secret (32 bytes) of the sanitizer's draws. The same text gets the same substitutes, so that its
             repetition gives no second draw.
+        tokenizer: the provider's tokenizer.
     """
 
     package: TablePackage = field(repr=False)

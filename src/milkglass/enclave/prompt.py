@@ -81,7 +81,7 @@ def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     return _join_pieces([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 
-def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str = "") -> list[PromptPiece]:
+def chat_pieces(tokenizer: Any, messages: Sequence[Message], instruction: str) -> list[PromptPiece]:
     """Returns the pieces of a conversation in the model's own template.
 
     What users say is private. What the system and the model say is not, nor an instruction with which a message of the

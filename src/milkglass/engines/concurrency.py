@@ -47,7 +47,7 @@ class CallLimit:
             self._free_slots.release()
 
     async def _acquire(self, request: object | None) -> None:
-        # One for the whole wait, so that it keeps its place
+        # One acquisition for the whole wait, so that it keeps its place in the queue
         acquisition = asyncio.ensure_future(self._free_slots.acquire())
         try:
             while not (await asyncio.wait({acquisition}, timeout=self.timeout))[0]:

@@ -67,7 +67,7 @@ class AnswerEvents:
             silence: the most seconds between two events that have data.
             traffic: counts the received bytes.
         """
-        # Whatever it says: what is no event is not read, and a charset could name any of Python's codecs
+        # In place of what the engine says: a charset could name any of Python's codecs
         answer.headers["Content-Type"] = "text/event-stream; charset=utf-8"
         answer.stream = self._bytes = _BoundedBytes(answer.stream, traffic)
         self._events: Any = aiter(httpx2.EventSource(answer, max_event_size=MAX_EVENT_BYTES))

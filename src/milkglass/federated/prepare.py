@@ -55,9 +55,9 @@ def site_files(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             continue
-        if not SITE_NAME.fullmatch(path.stem):
-            raise UsageError(f"{path.name!r} cannot name a site: {NAME_RULE}", "rename the file")
         name = path.stem
+        if not SITE_NAME.fullmatch(name):
+            raise UsageError(f"{path.name!r} cannot name a site: {NAME_RULE}", "rename the file")
         if name in files_by_site:
             raise UsageError(f"two files are called {name}", "a site is one file")
         files_by_site[name] = path
@@ -135,7 +135,7 @@ def prepare_site(
     texts = [example.text for example in examples]
     if ghost is None:
         require_no_parts(folder)
-    with naming_texts(lambda place: str(examples[place].place(source))):
+    with naming_texts(lambda index: str(examples[index].place(source))):
         ghost_rows = None if ghost is None else pass_through_ghost(ghost, texts, folder, seed, progress)
         ids = original_ids(model, texts) if ghost_rows is None else Sequences.of(ghost_rows.ids)
     if ghost_rows is None:
@@ -178,7 +178,7 @@ def require_match(
     is_same = [labels[str(example.label)] for example in examples] == rows.labels.tolist()
     is_same = is_same and (selection is None) == (stamp is None)
     if is_same and stamp is None:
-        with naming_texts(lambda place: str(examples[place].place(source))):
+        with naming_texts(lambda index: str(examples[index].place(source))):
             own_ids = original_ids(model, [example.text for example in examples])
         is_same = np.array_equal(own_ids.lengths, rows.ids.lengths) and np.array_equal(own_ids.ids, rows.ids.ids)
     if not is_same or (stamp is not None and stamp.model != Checkpoint.open(model).digest()):

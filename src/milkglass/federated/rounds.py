@@ -95,9 +95,12 @@ def mean_update(updates: Sequence[Update], weights: Tensors, minimum: int = 1) -
     }
 
 
-def step_weights(weights: Tensors, mean_update: Tensors, lr: float) -> dict[str, torch.Tensor]:
-    """Returns the weights after the round. Raises InvalidUpdate if finite updates overflow when added."""
-    stepped = {name: tensor - lr * mean_update[name] for name, tensor in weights.items()}
+def step_weights(weights: Tensors, update: Tensors, lr: float) -> dict[str, torch.Tensor]:
+    """Returns the weights after a round with the mean update `update`.
+
+    Raises InvalidUpdate if finite updates overflow when added.
+    """
+    stepped = {name: tensor - lr * update[name] for name, tensor in weights.items()}
     for name, tensor in stepped.items():
         if not torch.isfinite(tensor).all():
             raise InvalidUpdate(f"the round's updates leave {name} not finite", f"give a learning rate below {lr}")

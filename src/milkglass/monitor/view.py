@@ -276,12 +276,12 @@ class MonitorView:
 
     def _key_figures(self) -> dict[str, Any]:
         """Returns the key's counts, the thresholds of its audits that they passed, and its last audit."""
-        record = usage.read(self.key)
-        last_audit = record.audits[-1] if record.audits else None
+        key_usage = usage.read(self.key)
+        last_audit = key_usage.audits[-1] if key_usage.audits else None
         return {
-            "texts": record.texts,
-            "tokens": record.tokens,
-            "passed": [f"{attacker} reads {share}" for attacker, share, _ in record.passed_thresholds()],
+            "texts": key_usage.texts,
+            "tokens": key_usage.tokens,
+            "passed": [f"{attacker} reads {share}" for attacker, share, _ in key_usage.passed_thresholds()],
             "audit": None if last_audit is None else {**last_audit, "verdict": _verdict_label(last_audit)},
         }
 

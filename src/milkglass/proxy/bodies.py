@@ -69,9 +69,9 @@ UNSET_VALUES: Mapping[str, Sequence[Any]] = {
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # -1: as many as fit
 
 
-def _is_one_of(field: Any, choices: Sequence[Any]) -> bool:
+def _is_one_of(value: Any, choices: Sequence[Any]) -> bool:
     """Returns whether a value is one of several, where True is not 1 and False is not 0."""
-    return any(type(field) is type(choice) and field == choice for choice in choices)
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def _keep_known_fields(document: Any) -> Any:
@@ -87,9 +87,9 @@ def _keep_known_fields(document: Any) -> Any:
     if LOGPROBS_PART in (included or ()):
         document = {"top_logprobs": 0, **document}
     fields = {
-        name: field
-        for name, field in document.items()
-        if name not in IGNORED_FIELDS and field is not None and not _is_one_of(field, UNSET_VALUES.get(name, ()))
+        name: value
+        for name, value in document.items()
+        if name not in IGNORED_FIELDS and value is not None and not _is_one_of(value, UNSET_VALUES.get(name, ()))
     }
     fields |= {name: None for name in LIMIT_FIELDS if _is_one_of(fields.get(name), (-1,))}
     for name, (reason, values_without_effect) in REFUSED_FIELDS.items():
@@ -219,11 +219,6 @@ class ResponseBody(TemplateBody):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     text: Mapping[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
-
-    @property
-    def logprobs(self) -> int | None:
-        """Returns how many of the likeliest tokens are reported with each token. None: no token is."""
-        return self.top_logprobs
 
     @model_validator(mode="after")
     def _require_plain_text(self) -> ResponseBody:

@@ -20,7 +20,7 @@ from milkglass.proxy.text.calls import demanded_tool
 from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
-MAX_PROMPTS = 128  # the most answers of one request, all prompts together
+MAX_ANSWERS = 128  # the most answers of one request, all prompts together
 MAX_INPUTS = 2048  # the most texts of one request for embeddings, as OpenAI has it
 
 
@@ -125,7 +125,7 @@ def _delta(piece: Piece, call_count: int) -> dict[str, Any]:
     return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
 
 
-def prompt_list(prompt: Any, max_prompts: int = MAX_PROMPTS) -> list[str | list[int]]:
+def prompt_list(prompt: Any, max_prompts: int) -> list[str | list[int]]:
     """Returns the prompts of a field, which may be a text, texts, ids, or lists of ids.
 
     Raises UsageError for more than `max_prompts`.
@@ -149,7 +149,7 @@ class CompletionExchange:
                 body.model, prompt, max_tokens=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
                 logprobs=body.logprobs, **body.sampling(),
             )
-            for prompt in prompt_list(body.prompt, MAX_PROMPTS // (body.n or 1))
+            for prompt in prompt_list(body.prompt, MAX_ANSWERS // (body.n or 1))
         ]  # fmt: skip
         self._body, self._prompt_tokens = body, sum(len(request.ids_request.prompt) for request in requests)
         self._head: dict[str, Any] = {

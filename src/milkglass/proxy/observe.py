@@ -85,7 +85,7 @@ class UsageCount:
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None, None]:
         """Writes the counts while the block runs, and at its end."""
-        task = asyncio.create_task(self._repeat())
+        task = asyncio.create_task(self._write_repeatedly())
         try:
             yield
         finally:
@@ -97,13 +97,13 @@ class UsageCount:
                     f"warning: {self.token_count:,} tokens in {self.text_count:,} texts stay uncounted under this key"
                 )
 
-    async def _repeat(self) -> None:
+    async def _write_repeatedly(self) -> None:
         while True:
             await asyncio.sleep(WRITE_SECONDS)
             await _shield(self._write())
 
     async def _write(self) -> None:
-        """Writes the counts in a thread. If that fails they stay and are written again: rather twice than never."""
+        """Writes the counts in a thread. If that fails, they stay and are written again: rather twice than never."""
         texts, tokens = self.text_count, self.token_count
         if not (texts or tokens):
             return
@@ -112,7 +112,7 @@ class UsageCount:
         except (OSError, MilkglassError) as error:
             if not self._has_failed:
                 self.notice(
-                    f"warning: what crosses cannot be counted under this key ({_why(error)}); it is tried again"
+                    f"warning: what crosses cannot be counted under this key ({_reason(error)}); it is tried again"
                 )
             self._has_failed = True
             return
@@ -121,8 +121,8 @@ class UsageCount:
         self.token_count -= tokens
 
 
-def _why(error: OSError | MilkglassError) -> str:
-    """Returns an error in a few words, without a path."""
+def _reason(error: OSError | MilkglassError) -> str:
+    """Returns the reason of an error in a few words, without a path."""
     if isinstance(error, MilkglassError):
         return error.message
     return (error.strerror or type(error).__name__).lower()

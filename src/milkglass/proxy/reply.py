@@ -210,13 +210,13 @@ class Reply:
 async def gather_pieces(replies: Sequence[Reply]) -> list[list[Piece]]:
     """Returns all pieces of each reply. If one fails, the others are cancelled, and its error is raised."""
 
-    async def pieces(reply: Reply) -> list[Piece]:
+    async def collect_pieces(reply: Reply) -> list[Piece]:
         async with aclosing(reply.pieces()) as iterator:
             return [piece async for piece in iterator]
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pieces(reply)) for reply in replies]
+            tasks = [group.create_task(collect_pieces(reply)) for reply in replies]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

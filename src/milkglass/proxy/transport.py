@@ -104,7 +104,7 @@ def transport(key: Path | str, passphrase: str, server: str, token: str | None =
 
     Args:
         key: the key file, or that of a codec.
-        passphrase: of the key file.
+        passphrase: opens the key file.
         server: the engine's address.
         token: what the engine asks for as an API key. None: nothing.
         options: engine ("milkglass", "vllm", "sglang" or "llamacpp"), models (names at the engine), model (where the
@@ -136,7 +136,7 @@ class _LocalProxy:
     models: tuple[str, ...]
     notice: Log
     _app: ASGIApp | None = None
-    _open: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _resources: AsyncExitStack = field(default_factory=AsyncExitStack)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
@@ -167,13 +167,13 @@ class _LocalProxy:
                 backends, warnings = await connect_backends(self.upstream, [key], self.models)
                 for line in backends.notices(warnings):
                     self.notice(line)
-                await self._open.enter_async_context(counter.running())
+                await self._resources.enter_async_context(counter.running())
                 self._app = create_app(backends)
             return self._app
 
     async def close(self) -> None:
         """Writes the counts, and closes the connections to the engine."""
-        await self._open.aclose()
+        await self._resources.aclose()
         await self.upstream.close()
 
 
@@ -184,10 +184,10 @@ def _refusal(error: MilkglassError) -> httpx2.Response:
 
 
 async def _begin_exchange(
-    local: _LocalProxy, request: httpx2.Request, body: bytes
+    proxy: _LocalProxy, request: httpx2.Request, body: bytes
 ) -> tuple[InPlaceExchange, int, list[tuple[bytes, bytes]]]:
     """Begins an exchange. If that is cancelled, the request ends."""
-    exchange = InPlaceExchange(await local.app(), request, body)
+    exchange = InPlaceExchange(await proxy.app(), request, body)
     try:
         return exchange, *await exchange.begin()
     except BaseException:
@@ -198,19 +198,19 @@ async def _begin_exchange(
 class _AsyncInPlaceTransport(httpx2.AsyncBaseTransport):
     """Answers requests in the caller's event loop."""
 
-    def __init__(self, local: _LocalProxy) -> None:
-        self._local = local
+    def __init__(self, proxy: _LocalProxy) -> None:
+        self._proxy = proxy
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         body = await request.aread()
         try:
-            exchange, status, headers = await _begin_exchange(self._local, request, body)
+            exchange, status, headers = await _begin_exchange(self._proxy, request, body)
         except MilkglassError as error:
             return _refusal(error)
         return httpx2.Response(status, headers=headers, stream=_AsyncBodyStream(exchange))
 
     async def aclose(self) -> None:
-        await self._local.close()
+        await self._proxy.close()
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ class _AsyncBodyStream(httpx2.AsyncByteStream):
 class _InPlaceTransport(httpx2.BaseTransport):
     """Answers requests in an event loop, which runs in a thread of its own until the transport is closed."""
 
-    def __init__(self, local: _LocalProxy) -> None:
-        self._local, self._loop = local, asyncio.new_event_loop()
+    def __init__(self, proxy: _LocalProxy) -> None:
+        self._proxy, self._loop = proxy, asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="milkglass-transport", daemon=True)
         self._thread.start()
 
@@ -246,14 +246,14 @@ class _InPlaceTransport(httpx2.BaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
-            exchange, status, headers = self.call(_begin_exchange(self._local, request, request.read()))
+            exchange, status, headers = self.call(_begin_exchange(self._proxy, request, request.read()))
         except MilkglassError as error:
             return _refusal(error)
         return httpx2.Response(status, headers=headers, stream=_BodyStream(self, exchange))
 
     def close(self) -> None:
         if self._loop.is_running():
-            self.call(self._local.close())
+            self.call(self._proxy.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()

@@ -138,9 +138,9 @@ class RowFormat:
             return "".join("\t".join(row) + "\n" for row in rows)
         buffer = io.StringIO()
         writer = csv.writer(buffer, delimiter=self.delimiter, lineterminator="\n")
-        quoted = csv.writer(buffer, delimiter=self.delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        quoting_writer = csv.writer(buffer, delimiter=self.delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
         for row in rows:  # before Python 3.13 a carriage return alone is no reason to quote a cell
-            (quoted if any("\r" in cell for cell in row) else writer).writerow(row)
+            (quoting_writer if any("\r" in cell for cell in row) else writer).writerow(row)
         return buffer.getvalue()
 
     def _text_slots(self, place: Place, row: dict[str, Any], unchanged_names: set[str]) -> list[TextSlot]:
@@ -239,11 +239,13 @@ def require_rows(path: Path, row_format: RowFormat) -> None:
         CodecError: a row cannot be read, or no text begins with the instruction. A misspelt one would be sanitized.
         EmptyText: there are no rows.
     """
-    is_found = not row_format.instruction
+    has_instruction = not row_format.instruction
     for block in blocks_of(path, row_format):
         _, slots, _ = row_format.parse(block)
-        is_found = is_found or any(row_format.split_instruction(container[key])[0] for container, key in slots)
-    if is_found:
+        has_instruction = has_instruction or any(
+            row_format.split_instruction(container[key])[0] for container, key in slots
+        )
+    if has_instruction:
         return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
 

@@ -95,16 +95,16 @@ def rows_of_arguments(texts: Sequence[str], pairs: Sequence[str] | None = None) 
     """
     from milkglass.rows.data_file import SPREADSHEET_SUFFIXES, SUFFIXES
 
-    kinds = {*SUFFIXES, *SPREADSHEET_SUFFIXES} - {""}
+    suffixes = {*SUFFIXES, *SPREADSHEET_SUFFIXES} - {""}
     for text in texts:
-        if Path(text).suffix.lower() in kinds and os.path.isfile(text):  # noqa: PTH113  (Path.is_file raises for long ones)
+        if Path(text).suffix.lower() in suffixes and os.path.isfile(text):  # noqa: PTH113  (Path.is_file raises for long ones)
             raise UsageError(f"{text} is a file, and its name would be read as the text", "--in FILE reads its texts")
     return [InputRow(f"text {n + 1}", text, pairs[n] if pairs else None) for n, text in enumerate(texts)]
 
 
 def refusals_naming_rows(rows: Sequence[InputRow]) -> AbstractContextManager[None]:
     """Returns a context in which the error for a refused text gets the name of its row."""
-    return naming_texts(lambda place: rows[place].name)
+    return naming_texts(lambda index: rows[index].name)
 
 
 def pairs_of(rows: Sequence[InputRow]) -> list[str] | None:

@@ -181,11 +181,11 @@ def delimiter_of(path: Path, column_names: Collection[str]) -> str:
         sign for sign in signs if len({len(cells) for cells in rows[sign]}) == 1 and len(rows[sign][0]) > 1
     ]
 
-    def known_columns(sign: str) -> int:
+    def known_column_count(sign: str) -> int:
         """Returns how many known columns the header has with this delimiter."""
         return len({cell.strip() for cell in rows[sign][0]} & set(column_names)) if rows[sign] else 0
 
-    return max(consistent_signs or signs, key=known_columns)  # the first of equals: the file's own
+    return max(consistent_signs or signs, key=known_column_count)  # the first of equals: the file's own
 
 
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
@@ -332,7 +332,7 @@ def _read_entry(buffer: str, position: int) -> tuple[Any, int, bool] | None:
         return None
     end = _skip_white_space(buffer, end)
     mark = buffer[end : end + 1]
-    return (element, _skip_white_space(buffer, end + 1), mark == "]") if mark in (",", "]") and mark else None
+    return (element, _skip_white_space(buffer, end + 1), mark == "]") if mark in (",", "]") else None
 
 
 def _break_in(buffer: str, position: int) -> int:

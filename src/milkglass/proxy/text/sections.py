@@ -225,11 +225,11 @@ class AnswerSplitter:
 
     def _read_content(self, is_final: bool) -> Part | None:
         if self.may_reason and not self._has_begun:
-            lead = self._held.lstrip()
-            if lead.startswith(THINK_BEGIN):
-                self._held, self._held_space, self.kind = lead[len(THINK_BEGIN) :], "", "reasoning"
+            stripped = self._held.lstrip()
+            if stripped.startswith(THINK_BEGIN):
+                self._held, self._held_space, self.kind = stripped[len(THINK_BEGIN) :], "", "reasoning"
                 return EMPTY_PART
-            if not is_final and THINK_BEGIN.startswith(lead):
+            if not is_final and THINK_BEGIN.startswith(stripped):
                 return None
         if self.tool_format is None:
             return self._take_text(len(self._held))

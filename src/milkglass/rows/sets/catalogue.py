@@ -82,13 +82,13 @@ def _find_files(description: PublicDataset, folder: Path, split: str) -> tuple[L
 
 def _where_looked(description: PublicDataset, folder: Path, split: str) -> str:
     """Returns words on where which files were looked for, and what was found."""
-    ways = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
+    file_names = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
     paths = ", ".join(map(str, description.candidate_folders(folder)))
     located = {other: _find_files(description, folder, other) for other in description.splits}
     found_splits = [
         f"{other} ({' with '.join(location[0].files)})" for other, location in located.items() if location is not None
     ]
-    return f"looked for {ways} in {paths}; there of {description.name}: {', '.join(found_splits) or 'nothing'}"
+    return f"looked for {file_names} in {paths}; there of {description.name}: {', '.join(found_splits) or 'nothing'}"
 
 
 def _examples(

@@ -84,10 +84,12 @@ def _dolly() -> PublicDataset:
 
 def _dialogsum() -> PublicDataset:
     build = QuestionAnswer("dialogue", "summary", prefix=SUMMARISE_PROMPT)
-    first = QuestionAnswer("dialogue", "summary1", prefix=SUMMARISE_PROMPT)
+    build_test = QuestionAnswer("dialogue", "summary1", prefix=SUMMARISE_PROMPT)
     names = {"train": "train", "validation": "dev", "test": "test"}
     splits = {
-        split: alternatives(json_lines, first if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl")
+        split: alternatives(
+            json_lines, build_test if split == "test" else build, f"{file}.jsonl", f"dialogsum.{file}.jsonl"
+        )
         for split, file in names.items()
     }
     hub = HubDataset("knkarthick/dialogsum", None, {name: name for name in names}, build)
