@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from milkglass.errors import UsageError
-from milkglass.schemes.bands import MIN_CLUSTERS_A_BAND, Bands
+from milkglass.schemes.bands import MIN_CLUSTERS_PER_BAND, Bands
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.obfuslm import ObfusLM
 
@@ -23,7 +23,7 @@ def test_bands_hold_every_row_once_the_commonest_first_and_none_too_small() -> N
     order = np.random.default_rng(1).permutation(N)[: N - 50]
     parts = Bands.from_counts(known, 2.0).split(order, N, K)
     assert sorted(np.concatenate(parts).tolist()) == sorted(order.tolist())
-    assert min(map(len, parts)) >= MIN_CLUSTERS_A_BAND * K
+    assert min(map(len, parts)) >= MIN_CLUSTERS_PER_BAND * K
     for before, after in zip(parts, parts[1:], strict=False):
         assert known[before].min() >= known[after].max() / 2, "two bands overlap by less than a factor"
     wide = parts[1:]  # the first is joined of many classes, since few tokens are so common

@@ -24,7 +24,7 @@ from milkglass.errors import UsageError
 from milkglass.parameters import Limit
 from milkglass.schemes.mixture import Ids
 
-MIN_CLUSTERS_A_BAND = 4  # times k it is the least number of tokens of a band, so that neighbours can be chosen in it
+MIN_CLUSTERS_PER_BAND = 4  # times k it is the least number of tokens of a band, so that neighbours can be chosen in it
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Bands:
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
 
     def split(self, order: Ids, n: int, k: int) -> list[Ids]:
-        """Returns the rows of `order` in bands of at least MIN_CLUSTERS_A_BAND * k, the most frequent band first.
+        """Returns the rows of `order` in bands of at least MIN_CLUSTERS_PER_BAND * k, the most frequent band first.
 
         Raises UsageError if the bands are of another number of tokens than n.
         """
@@ -67,10 +67,10 @@ class Bands:
         raw_bands = [order[classes[order] == band] for band in np.unique(classes)[::-1]]
         bands: list[Ids] = []
         for raw_band in raw_bands:
-            if bands and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:
+            if bands and len(bands[-1]) < MIN_CLUSTERS_PER_BAND * k:
                 bands[-1] = np.concatenate([bands[-1], raw_band])
             elif len(raw_band):
                 bands.append(raw_band)
-        if len(bands) > 1 and len(bands[-1]) < MIN_CLUSTERS_A_BAND * k:
+        if len(bands) > 1 and len(bands[-1]) < MIN_CLUSTERS_PER_BAND * k:
             bands[-2:] = [np.concatenate(bands[-2:])]
         return bands
