@@ -64,7 +64,7 @@ def serve(settings: ServerSettings, on_ready: Callable[[], None] = lambda: None)
         Conflict: another server uses the home.
     """
     prepare()
-    HomeFolder(settings.home, settings.spare_disk).lock().close()  # say so before anything else, not in a traceback
+    HomeFolder(settings.home, settings.spare_disk).lock().close()  # a home in use is reported first, not in a traceback
     app = create_app(settings)
     run(app, settings, "milkglass serve", lambda: _stop_streams(app), on_ready=on_ready)
 

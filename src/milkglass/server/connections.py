@@ -326,7 +326,7 @@ class Acceptor:
     ) -> None:
         self._listener, self._make_protocol, self._limits, self._tls = listener, make_protocol, limits, tls
         self._connections: dict[AcceptedConnection, None] = {}  # the oldest first
-        self._count_by_address: Counter[str] = Counter()  # clients of each address
+        self._count_by_address: Counter[str] = Counter()  # connections of each address
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:

@@ -85,11 +85,8 @@ def _shorten(record: logging.LogRecord, dropped: int) -> None:
     """Cuts a record's line to MAX_LINE_CHARACTERS, and puts an error's kind and place where its traceback would be."""
     try:
         text = record.getMessage()
-    except (
-        TypeError,
-        ValueError,
-        KeyError,
-    ):  # a library's template does not fit its values: this must not end the caller
+    except (TypeError, ValueError, KeyError):
+        # A library's template does not fit its values: this must not end the caller
         text = str(record.msg)
     if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
         text = f"{text.splitlines()[0] if text else 'error'} {place_of(record.exc_info[1])}"

@@ -80,9 +80,7 @@ class Hyperparameters(BaseModel):
     weight_decay: float = Field(0.0, ge=0, le=1)
     adam_beta2: float = Field(0.999, gt=0, lt=1)
     max_length: int = Field(512, ge=1, le=MAX_ROW_TOKENS)  # longer rows are cut
-    early_stopping: int | None = Field(
-        None, ge=1
-    )  # epochs that may be no better, by the validation rows; the best stays
+    early_stopping: int | None = Field(None, ge=1)  # epochs that may validate no better; the best epoch stays
     group_by_length: bool = True  # batches of like lengths: far less padding, and not quite a random order
     seed: int = Field(0, ge=0, lt=2**32)
     save_steps: int = Field(200, ge=1)

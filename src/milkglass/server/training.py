@@ -246,10 +246,7 @@ def failed_status(error: BaseException, job: Path) -> Status:
     if checkpoint is None:
         return Status(state="failed", error=message)
     lost_words = "" if (checkpoint / COMPLETE_MARK).is_file() else ", without the optimiser's state"
-    size, cause = (
-        size_text(bytes_on_disk(checkpoint)),
-        "the server's disk is full" if is_disk_full else message,
-    )
+    size, cause = size_text(bytes_on_disk(checkpoint)), "the server's disk is full" if is_disk_full else message
     cause = error.message if isinstance(error, DiskFull) else cause
     message = (
         f"{cause}; what was trained up to step {step_of(checkpoint)} is kept there{lost_words}, {size}: "

@@ -58,11 +58,14 @@ class PromptRun:
     """Runs one request's prompts through an engine.
 
     Attributes:
+        body: the request.
+        prompts: the ids of each prompt.
         on_finished: called once, when all prompts have ended.
         answer_id: the id of the answer and of its stream's events.
         created: when the request came, in seconds since 1970.
         sequences: one for each prompt, made by `prepare`.
         answers: ids of each prompt's answer so far.
+        logprobs: log-probabilities for each token of each answer, if they were requested.
     """
 
     body: CompletionRequest

@@ -113,7 +113,9 @@ def list_checkpoints(job_id: PathName, shared: SharedContext) -> dict[str, Any]:
             "fine_tuning_job_id": job.id,
             "fine_tuned_model_checkpoint": None,  # to resume from; it is not a model that can be used
             "step_number": step,
-            "metrics": {name: value for data in metrics if data.get("step") == step for name, value in data.items()},
+            "metrics": {
+                name: value for values in metrics if values.get("step") == step for name, value in values.items()
+            },
         }
         for step, saved_at in shared.jobs.checkpoints(job_id)
     ]

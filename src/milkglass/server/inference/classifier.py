@@ -24,6 +24,8 @@ class ClassifierRow:
     """Holds a row to classify or embed.
 
     Attributes:
+        ids: the row's scrambled ids.
+        token_types: the type of each token. None: all are 0.
         on_done: gets the class probabilities, a regression's one number or the vector, in the engine's thread.
         on_error: gets the error if there is no answer, in the engine's thread.
         is_cancelled: whether the answer is no longer needed.

@@ -104,8 +104,8 @@ class Engine(abc.ABC, Generic[W]):
     @staticmethod
     def fail_all(work: list[W], error: MilkglassError) -> None:
         """Calls `fail` of each item of work with this error."""
-        for unit in work:
-            unit.fail(error)
+        for item in work:
+            item.fail(error)
 
     def take(self, max_items: int) -> list[W]:
         """Removes and returns the work that has waited for longest, at most `max_items`."""
@@ -139,8 +139,8 @@ def likeliest_ids(logits: torch.Tensor) -> list[int | None]:
     All rows are computed in one call: on a GPU each result that is read waits for the device.
     """
     unusable = ~torch.isfinite(logits).any(-1) | torch.isnan(logits).any(-1)
-    answers = torch.where(unusable, -1, logits.argmax(-1)).tolist()
-    return [None if likeliest < 0 else likeliest for likeliest in answers]
+    ids = torch.where(unusable, -1, logits.argmax(-1)).tolist()
+    return [None if likeliest < 0 else likeliest for likeliest in ids]
 
 
 def as_known_error(error: Exception) -> MilkglassError:

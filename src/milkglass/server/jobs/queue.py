@@ -147,8 +147,8 @@ class Jobs:
             return needs_of(sizes, settings.for_layers(len(sizes.layers)), mean_length)
 
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]
-        temporary = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY_NAMES]
-        require_disk(estimate, hyperparameters, self._home.usable_bytes + bytes_on_disk(*temporary))
+        temporary_paths = [self.folder(job_id) / name for job_id in unfinished for name in TEMPORARY_NAMES]
+        require_disk(estimate, hyperparameters, self._home.usable_bytes + bytes_on_disk(*temporary_paths))
         require_memory(estimate, hyperparameters, total_memory)
 
     def resume(self, job_id: str) -> JobRecord:
@@ -359,7 +359,7 @@ class Jobs:
         folder = self.folder(job_id)
         if status.state == "succeeded":
             name = "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])
-            self._store.jobs.update(job_id, lambda j: setattr(j, "fine_tuned_model", name))
+            self._store.jobs.update(job_id, lambda record: setattr(record, "fine_tuned_model", name))
             try:
                 self._registry.adopt(name, folder / "result", job_id, job.model)
             except (MilkglassError, OSError) as error:
@@ -377,18 +377,20 @@ class Jobs:
         if status.error or not is_reported:
             level = "error" if status.state == "failed" else "info"
             write_event(folder, f"job {status.state}" + (f": {status.error}" if status.error else ""), level)
-        self._store.jobs.update(job_id, lambda j: _close(j, status))
+        self._store.jobs.update(job_id, lambda record: _close(record, status))
         drop_temporary(folder, status.resumable)
         log.info("job %s %s", job_id, status.state)
 
 
 def _close(job: JobRecord, status: Status) -> None:
+    """Ends a job as a status says, and keeps what the status reports."""
     job.error, job.trained_tokens, job.metrics = status.error, status.trained_tokens, status.metrics
     job.resumable = status.resumable and status.state == "failed"
     _end(job, status.state)
 
 
 def _end(job: JobRecord, state: str) -> None:
+    """Sets the state in which a job ended."""
     job.state = state  # type: ignore[assignment]
     job.finished_at = time.time()
     if state != "succeeded":

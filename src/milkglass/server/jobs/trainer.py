@@ -60,9 +60,9 @@ class Reserve:
             self.release()
             if error.errno not in FULL_DISK_ERRNOS:
                 raise
-            full = disk_full_error()
-            full.message += f": no {size_text(self._size)} are left for the next checkpoint"
-            raise full from None
+            full_error = disk_full_error()
+            full_error.message += f": no {size_text(self._size)} are left for the next checkpoint"
+            raise full_error from None
 
     def release(self) -> None:
         """Frees the room. Does nothing if none is reserved."""
@@ -139,7 +139,7 @@ class CheckpointTrainer(Trainer):
     the same. Gradient accumulation in transformers does not do for a regression, whose loss it would not divide.
     """
 
-    def __init__(self, reserve: Reserve, token_limit: int | None = None, **options: Any) -> None:
+    def __init__(self, reserve: Reserve, token_limit: int | None, **options: Any) -> None:
         """Sets the trainer up.
 
         Args:
@@ -324,7 +324,8 @@ class Reporter(TrainerCallback):
             control.should_log = True  # a run shorter than `logging_steps` has a last loss, too
         self.poll()
         if self.is_interrupted or (args.load_best_model_at_end and state.global_step % args.save_steps == 0):
-            control.should_save = True  # with the best epoch in view the trainer itself saves at their ends alone
+            # If the best epoch is sought, the trainer itself saves at the ends of epochs alone
+            control.should_save = True
         if self.is_interrupted or self.is_cancelled:
             control.should_training_stop = True
 

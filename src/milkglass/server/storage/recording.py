@@ -32,7 +32,7 @@ class Recording:
 
     def __init__(self, folder: Path | None, store: Store) -> None:
         self._folder, self._store = folder, store
-        self._open: dict[str, TranscriptRecorder] = {}
+        self._recorders: dict[str, TranscriptRecorder] = {}
         self._lock = threading.Lock()
 
     def record_model(self, model: ModelRecord, folder: Path) -> None:
@@ -85,7 +85,9 @@ class Recording:
                 break
             root = parent
         with self._lock:
-            if root.id not in self._open:
+            if root.id not in self._recorders:
                 files.make_private_dir(self._folder)
-                self._open[root.id] = TranscriptRecorder.open(self._folder / root.id, model.vocab_size, root.key_id)
-            return self._open[root.id]
+                self._recorders[root.id] = TranscriptRecorder.open(
+                    self._folder / root.id, model.vocab_size, root.key_id
+                )
+            return self._recorders[root.id]

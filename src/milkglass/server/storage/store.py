@@ -1,4 +1,7 @@
-"""The server's state: five SQLite tables of JSON records. It is safe across threads, for one process (settings.py)."""
+"""The server's state in SQLite: four tables of JSON records, and one of digests.
+
+It is safe across threads, for one process (settings.py).
+"""
 
 from __future__ import annotations
 

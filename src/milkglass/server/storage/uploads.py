@@ -172,7 +172,9 @@ class Uploads:
             if chunk.sha256 != sha256:
                 raise BadUpload("the chunk's checksum is wrong: it changed on its way", "send the same chunk again")
             _append(self._part(upload_id), offset, chunk.pieces())
-            return self._store.uploads.update(upload_id, lambda u: setattr(u, "received", offset + chunk.size))
+            return self._store.uploads.update(
+                upload_id, lambda upload: setattr(upload, "received", offset + chunk.size)
+            )
 
     def cancel(self, upload_id: str) -> None:
         """Deletes an unfinished upload. Raises NotFound, or Conflict while another request works on it."""
