@@ -20,6 +20,7 @@ from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
+from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 from milkglass.threat.truth import score
 from tests import tiny
@@ -96,3 +97,13 @@ def test_it_says_why_it_does_not_apply(codec: Codec) -> None:
     fewer = replace(knowledge, answers=Sequences.of([[1]]))
     assert re.search(r"\b1 .*\b3 answers\b", str(why_not(ChosenAnswers(), scene.transcript, fewer)))
     assert why_not(ChosenAnswers(), scene.transcript, knowledge) is None
+
+
+def test_a_prompt_that_was_not_recorded_skips_no_text() -> None:
+    sent, prompts, written = ([1, 2], [1, 2, 7, 8]), ([9], [1, 2]), ([5], [6, 6])
+    outputs = Outputs(Sequences.of(written), Sequences.of(prompts))
+    transcript = Transcript((Tokens(Sequences.of(sent)), outputs), 20)
+    knowledge = Knowledge(answers=Sequences.of([[3], [10, 11]]))
+    guess = ChosenAnswers()(transcript, knowledge, Budget(), np.random.default_rng(0))
+    assert guess.by_id is not None
+    assert {n: int(token) for n, token in enumerate(guess.by_id[:, 0]) if token != NO_BELIEF} == {7: 10, 8: 11}

@@ -14,6 +14,7 @@ from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
+from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Observation, Transcript
 
@@ -47,6 +48,18 @@ def test_it_refuses_with_a_reason_where_it_cannot_apply(name: str) -> None:
     assert "the server sees" in reason
     with pytest.raises(UsageError, match=f"{name}.*{re.escape(reason)}"):
         attack(EMPTY, Knowledge(), Budget(), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("missing", [field.name for field in dataclasses.fields(Knowledge) if field.default is None])
+def test_all_that_an_attacker_can_lack_has_a_reason(missing: str) -> None:
+    class NeedsOneThing(Attack):
+        sees = frozenset()
+        assumes = frozenset({missing})
+
+        def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
+            raise AssertionError("it does not apply")
+
+    assert why_not(NeedsOneThing(), EMPTY, Knowledge())
 
 
 @pytest.mark.parametrize("name", ALL_ATTACKS)

@@ -118,3 +118,10 @@ def test_sigma_suffices_for_an_output_that_is_rounded_to_a_coarse_grid() -> None
     one, two = (np.diff(norm.cdf((edges - shift) / sigma)) for shift in (0.0, 1.0))
     worst = float(np.maximum(one - math.exp(epsilon) * two, 0).sum())
     assert worst <= delta and worst > 0.5 * delta
+
+
+@pytest.mark.parametrize("mechanism", [grid.gaussian, grid.laplace])
+def test_a_number_that_is_not_finite_is_refused_and_not_released_without_noise(mechanism: Any) -> None:
+    for broken in (math.nan, math.inf, -math.inf):
+        with pytest.raises(UsageError):
+            mechanism(torch.tensor([broken, 1.0]), 1.0, Stream.of_seed(0), 1.0)

@@ -65,10 +65,13 @@ def whole_steps(x: torch.Tensor, width: float, bound: float | None = None, facto
         factor: what x is multiplied by.
 
     Raises:
-        UsageError: a number has more than MAX_STEPS steps, so that sums would not be exact.
+        UsageError: a number is not finite, or has more than MAX_STEPS steps, so that sums would not be exact.
     """
     steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_size(width, bound)).trunc_()
-    if float(steps.abs().max() if steps.numel() else 0) > MAX_STEPS:
+    largest = float(steps.abs().max()) if steps.numel() else 0.0
+    if math.isnan(largest):
+        raise UsageError("a number that gets noise is NaN", "check the model that computed it")
+    if largest > MAX_STEPS:
         raise UsageError(
             f"a number is more than {MAX_STEPS:.0e} times as large as the steps of its noise",
             "clip it, or add more noise",

@@ -133,6 +133,8 @@ _REASON_OF_MISSING_FIELD: Mapping[str, str] = {
     "simulate": "the scheme cannot be simulated under another key",
     "observe": "no client half can be run on public text",
     "rehearse": "no sanitizer stands in front",
+    "symbols": "no symbols stand for tokens",
+    "responses": "no symbol is exchanged at random",
     "step": "the attacker does not know which model is trained",
     "answers": "the server did not choose its answers",
     "lengths": "the attacker does not know how long the texts are",

@@ -51,11 +51,12 @@ class ChosenAnswers(Attack):
         named = np.full(transcript.size, NO_BELIEF, np.int64)
         answers = zip(transcript.prompts, transcript.outputs, required(knowledge.answers), strict=True)
         for prompt, written, text in answers:
-            index = next((i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt)), index)
-            next_prompt = next((row for row in sent_texts[index + 1 :] if _continues(row, prompt)), None)
+            places = (i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt))
+            if (place := next(places, None)) is not None:  # a prompt that was not recorded skips no text
+                index = place + 1
+            next_prompt = next((row for row in sent_texts[index:] if _continues(row, prompt)), None)
             if next_prompt is not None:
                 _write_named_ids(named, next_prompt[len(prompt) :], written, text)
-            index += 1
         return Guess(by_id=named[:, None])
 
 
