@@ -141,8 +141,8 @@ def agreement_features(rows: Rows) -> Floats:
     """Returns (rows, 22) features of each pair of texts.
 
     For words, for pairs of neighbouring words, and for runs of three letters, these are four shares of what both texts
-    contain, and three logarithms of how many each text contains. The last feature counts the numbers that only one of
-    the two texts contains.
+    contain, the logarithms of how many each text contains, and the logarithm of their ratio. The last feature counts
+    the numbers that only one of the two texts contains.
     """
     assert rows.pairs is not None
     return np.array([_agreement(text, other) for text, other in zip(rows.texts, rows.pairs, strict=True)], np.float64)
@@ -455,9 +455,9 @@ def save(model: LinearModel, label_names: Sequence[str], folder: Path) -> None:
         "rows": model.row_count,
         "validated": model.validation_score,
         "members": [
-            {"features": m.candidate.features, "kind": m.candidate.kind, "strength": m.candidate.strength,
-             "temperature": m.temperature}
-            for m in model.members
+            {"features": member.candidate.features, "kind": member.candidate.kind,
+             "strength": member.candidate.strength, "temperature": member.temperature}
+            for member in model.members
         ],
         "vocabulary": {
             name: list(vectorizer.get_feature_names_out())

@@ -118,13 +118,13 @@ def server_app() -> Any:
     return app
 
 
-def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedRun:
+def serve(grid: Any, config: Mapping[str, Any], notice: Log = print) -> FederatedRun:
     """Does all rounds over the nodes of a Flower grid, and returns the run.
 
     Args:
         grid: Flower's, which reaches the nodes.
         config: the run's configuration.
-        note: receives a line about each round, and about each site that dropped out.
+        notice: receives a line about each round, and about each site that dropped out.
 
     Raises:
         UsageError: an entry of the configuration is missing, unknown or not valid. Also raised is what `train` raises.
@@ -149,7 +149,7 @@ def serve(grid: Any, config: Mapping[str, Any], note: Log = print) -> FederatedR
     job = job_digest(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
     settings = settings_of(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), settings)
-    return train(run, sites, step, training, note, lambda done: note("a round is done"))
+    return train(run, sites, step, training, notice, lambda _: notice("a round is done"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -89,7 +89,7 @@ class InProcessSites(Sites):
 
 def train(
     run: FederatedRun, sites: Sites, step: SharedStep, training: FederatedTraining,
-    note: Log = no_log, progress: Progress = no_progress,
+    notice: Log = no_log, progress: Progress = no_progress,
 ) -> FederatedRun:  # fmt: skip
     """Does the remaining rounds, and returns the run. The step's model gets the final weights.
 
@@ -100,7 +100,7 @@ def train(
         sites: answer with updates.
         step: has the model.
         training: how the run trains; its `rounds` are done in all.
-        note: receives a line about each site that drops out.
+        notice: receives a line about each site that drops out.
         progress: receives a 1 for each round.
 
     Raises:
@@ -111,7 +111,7 @@ def train(
         run.begin_round()
         replies = sites.ask(round, weights, training)
         for name, reason in replies.missing.items():
-            note(f"round {round + 1}: site {name} dropped out: {reason}")
+            notice(f"round {round + 1}: site {name} dropped out: {reason}")
         for update in replies.updates:
             check_update(update, weights)
             _require_counts(update, training)

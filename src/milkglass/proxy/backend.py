@@ -412,9 +412,10 @@ class Backends:
 
     def of(self, name: str) -> Backend:
         """Returns the backend of a model. "" names the default of a single key. Raises ModelNotFound."""
-        shown = names_shown(self.models)
         if not name and self.key_count > 1:  # else the engine's list of models would choose the key
-            raise ModelNotFound("the request names no model, and several keys are served", f"name one: {shown}")
+            raise ModelNotFound(
+                "the request names no model, and several keys are served", f"name one: {names_shown(self.models)}"
+            )
         for backend in self.backends:
             if not name or name in [model.name for model in backend.models]:
                 return backend

@@ -201,11 +201,12 @@ class _Items:
         item = {"id": item_id, "type": "function_call", "call_id": call.id, "name": call.name,
                 "arguments": call.arguments}  # fmt: skip
         self.done_items.append({**item, "status": "completed"})
-        position, done = {"item_id": item_id, "output_index": index}, {"arguments": call.arguments, "name": call.name}
+        position = {"item_id": item_id, "output_index": index}
+        done_fields = {"arguments": call.arguments, "name": call.name}
         started = {**item, "arguments": "", "status": "in_progress"}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": started},
             {"type": "response.function_call_arguments.delta", **position, "delta": call.arguments},
-            {"type": "response.function_call_arguments.done", **position, **done},
+            {"type": "response.function_call_arguments.done", **position, **done_fields},
             {"type": "response.output_item.done", "output_index": index, "item": self.done_items[-1]},
         ]

@@ -57,10 +57,10 @@ def table_rows(
     """Yields rows of CSV, or of TSV without quoting, as GLUE writes it.
 
     Args:
-        is_quoted: whether a cell may be quoted. Quotes are doubled inside quotes.
-        header: the columns of a file without a header.
         required: the columns that the header must have.
         delimiter: the sign between cells.
+        is_quoted: whether a cell may be quoted. Quotes are doubled inside quotes.
+        header: the columns of a file without a header.
         is_flawed: whether the published file has rows with another number of cells. They become empty rows, for the
             caller to leave out and count.
         texts: columns of which the header must have one; empty: none.
@@ -123,22 +123,22 @@ def declared_delimiter(path: Path) -> str | None:
 
 
 def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    first = 0 if declared_delimiter(path) is None else 1
-    for number, line in islice(numbered_lines(path), first, None):
+    skipped_count = 0 if declared_delimiter(path) is None else 1
+    for number, line in islice(numbered_lines(path), skipped_count, None):
         yield Place(path.name, number), line.split(delimiter) if line else ()
 
 
 def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
-    first = number = 0 if declared_delimiter(path) is None else 1
+    skipped_count = number = 0 if declared_delimiter(path) is None else 1
     limit = csv.field_size_limit(MAX_LINE_LETTERS)
     try:
         with path.open(encoding=UTF8, newline="") as file:
-            if first:
+            if skipped_count:
                 file.readline()
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             for cells in reader:
                 place = Place(path.name, number + 1)  # a row of several lines is named by its first
-                number = first + reader.line_num
+                number = skipped_count + reader.line_num
                 yield place, cells
     except UnicodeDecodeError:
         raise not_utf8_error(path) from None

@@ -96,7 +96,9 @@ def load_model(folder: str, hyperparameters: Hyperparameters) -> PreTrainedModel
         raise BadUpload(fault, "upload the model with its own config")
     if model.can_generate():
         # What a generation config says beside ids may be unfit to be saved; the original is put beside the result.
-        token_id_fields = {n: v for n, v in vars(model.generation_config).items() if n.endswith("_token_id")}
+        token_id_fields = {
+            name: value for name, value in vars(model.generation_config).items() if name.endswith("_token_id")
+        }
         model.generation_config = GenerationConfig(**token_id_fields)
     return model
 

@@ -241,9 +241,9 @@ class Codec:
         self._require_max_length(np.array([len(original)]), self._limit(None))
         return self._scramble_except_kept(original, rendered.kept_ids)
 
-    def _scramble_except_kept(self, ids: Sequence[int], kept: Sequence[int]) -> Ids:
-        """Returns the scrambled ids of original ones, among which -1, -2, ... stand for the scrambled ids in `kept`."""
-        original, scrambled = np.array(ids, np.int64), np.array(kept, np.int32)
+    def _scramble_except_kept(self, ids: Sequence[int], kept_ids: Sequence[int]) -> Ids:
+        """Returns the scrambled ids of original ones, among which -1, -2, ... stand for the scrambled `kept_ids`."""
+        original, scrambled = np.array(ids, np.int64), np.array(kept_ids, np.int32)
         is_kept = original < 0
         kept_scrambled = scrambled[-1 - original[is_kept]]
         original[is_kept] = self.inverse[kept_scrambled]
@@ -422,10 +422,10 @@ class Codec:
     def _require_max_length(self, lengths: NDArray[np.int64], limit: int) -> None:
         """Raises TooLong for the first text that is longer than the limit. `lengths` (texts,) counts tokens."""
         if (lengths > limit).any():
-            first = int((lengths > limit).argmax())
-            fault = f"is {lengths[first]} tokens long, at most {limit} fit"
-            error = TooLong.of(first, fault, "shorten it, or have it cut: --truncate (in Python: truncate=True)")
-            error.token_count = int(lengths[first])
+            index = int((lengths > limit).argmax())
+            fault = f"is {lengths[index]} tokens long, at most {limit} fit"
+            error = TooLong.of(index, fault, "shorten it, or have it cut: --truncate (in Python: truncate=True)")
+            error.token_count = int(lengths[index])
             raise error
 
     def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
@@ -467,8 +467,8 @@ class Codec:
 
     def _decode_original(self, original: list[int]) -> str:
         """Returns the text of original ids. Texts of single tokens, which streams ask for all the time, are kept."""
-        if len(original) == 1 and (known := self._token_texts.get(original[0])) is not None:
-            return known
+        if len(original) == 1 and (cached_text := self._token_texts.get(original[0])) is not None:
+            return cached_text
         # No clean-up after the fact: it would change text that a stream has already shown.
         text = self.tokenizer.decode(original, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if len(original) == 1:

@@ -174,11 +174,11 @@ def _mark_special(
     if isinstance(json_value, str):
         if exempt is None:
             return _mark_text(tokenizer, json_value, marks)
-        parts, last = list[str](), 0
+        parts, last_end = list[str](), 0
         for match in exempt.finditer(json_value):
-            parts += [_mark_text(tokenizer, json_value[last : match.start()], marks), match[0]]
-            last = match.end()
-        return "".join([*parts, _mark_text(tokenizer, json_value[last:], marks)])
+            parts += [_mark_text(tokenizer, json_value[last_end : match.start()], marks), match[0]]
+            last_end = match.end()
+        return "".join([*parts, _mark_text(tokenizer, json_value[last_end:], marks)])
     if isinstance(json_value, Mapping):
         return {
             _mark_text(tokenizer, name, marks) if isinstance(name, str) else name: _mark_special(

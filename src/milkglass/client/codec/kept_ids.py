@@ -56,14 +56,14 @@ class KeptIds:
 
     def split(self, text: str) -> Iterator[str | KeptText]:
         """Yields the parts of a marked text in order. Raises RewrittenText if a kept text was changed."""
-        last = 0
+        last_end = 0
         for match in self.pattern.finditer(text):
             if match[2] != self.kept_by_mark[match[1]].text:
                 raise RewrittenText
-            yield self._without_marks(text[last : match.start()])
+            yield self._without_marks(text[last_end : match.start()])
             yield self.kept_by_mark[match[1]]
-            last = match.end()
-        yield self._without_marks(text[last:])
+            last_end = match.end()
+        yield self._without_marks(text[last_end:])
 
     @property
     def pattern(self) -> re.Pattern[str]:

@@ -40,14 +40,14 @@ class StreamDecoder:
             return ""
         text = self.decode(self._window)
         certain = self._certain_part(text)
-        shown = self._show(certain)
+        shown_text = self._show(certain)
         if len(certain) == len(text):
             self._drop_before(self._context_count, is_complete=True)
         elif len(self._window) > self.MAX_WINDOW:
             if self.replaces_each_byte:  # a run of lone bytes is all invalid: no later id repairs it
-                shown += self._show(text)
+                shown_text += self._show(text)
             self._drop_before(len(self._window) - self.KEPT_IDS, is_complete=self.replaces_each_byte)
-        return shown
+        return shown_text
 
     @property
     def is_clean(self) -> bool:
@@ -65,9 +65,9 @@ class StreamDecoder:
 
     def _show(self, text: str) -> str:
         """Returns the part of the window's text that was not shown yet, and counts it as shown."""
-        fresh = text[self._shown_length :]
+        new_text = text[self._shown_length :]
         self._shown_length = max(self._shown_length, len(text))
-        return fresh
+        return new_text
 
     def _drop_before(self, start: int, is_complete: bool) -> None:
         """Drops ids before `start` from the window, and counts how much of the remaining text is shown.

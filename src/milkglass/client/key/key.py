@@ -80,11 +80,11 @@ class KeyInfo:
     @property
     def public_scheme(self) -> dict[str, Any]:
         """Returns the scheme without what was counted in private text."""
-        shown = dict(self.scheme)
-        if "bands" in shown:
-            shown["bands"] = {"factor": shown["bands"]["factor"]}
-        shown.pop("map", None)  # long, and found from private labels
-        return shown
+        public_fields = dict(self.scheme)
+        if "bands" in public_fields:
+            public_fields["bands"] = {"factor": public_fields["bands"]["factor"]}
+        public_fields.pop("map", None)  # long, and found from private labels
+        return public_fields
 
     @property
     def uses_own_order(self) -> bool:

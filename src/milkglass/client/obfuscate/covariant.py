@@ -201,7 +201,7 @@ def transform_tensors(
         replaced |= {name: LazyTensor(base, name, partial(change, name), holder) for name in names}
     for name in residual.norms:
         replaced[name] = LazyTensor(
-            base, name, lambda whole: torch.full((width,), 1 - residual.gain_offset, dtype=whole.dtype), holder
+            base, name, lambda norm: torch.full((width,), 1 - residual.gain_offset, dtype=norm.dtype), holder
         )
     return replaced, _shapes(base, residual, tables, width)
 
@@ -219,6 +219,7 @@ def _deviation(base: Checkpoint, name: str, share: float) -> float:
 def _shapes(
     base: Checkpoint, residual: ResidualStream, tables: Mapping[str, RowBlocks], width: int
 ) -> dict[str, tuple[int, ...]]:
-    old = {name: base.tensors[name].shape for name in base.tensors}
-    last = {name: (*old[name][:-1], width) for name in (*tables, *residual.readers, *residual.norms, *residual.biases)}
-    return last | {name: (width, *old[name][1:]) for name in residual.writers}
+    """Returns the new shapes: writers have `width` rows, and all else that meets the stream has `width` columns."""
+    widened_columns = (*tables, *residual.readers, *residual.norms, *residual.biases)
+    shapes = {name: (*base.tensors[name].shape[:-1], width) for name in widened_columns}
+    return shapes | {name: (width, *base.tensors[name].shape[1:]) for name in residual.writers}

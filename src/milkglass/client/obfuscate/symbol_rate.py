@@ -147,5 +147,5 @@ def bits_in(occurrences: NDArray[np.number], responses: RandomisedResponse | Non
 
 def _share(amounts: NDArray[np.number], selection: NDArray[np.number] | NDArray[np.bool_]) -> float:
     """Returns a share of all amounts. `selection` is a mask, indices, or how much of each counts."""
-    whole, counted = float(amounts.sum()), amounts * selection if selection.dtype.kind == "f" else amounts[selection]
-    return float(counted.sum()) / whole if whole else 0.0
+    total, counted = float(amounts.sum()), amounts * selection if selection.dtype.kind == "f" else amounts[selection]
+    return float(counted.sum()) / total if total else 0.0

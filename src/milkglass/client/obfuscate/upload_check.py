@@ -55,7 +55,8 @@ class OutgoingModel:
         files = require_scrambled(folder)
         require_sound(folder)
         if (folder / INDEX).is_file() and not all(USUAL_SHARD_NAME.fullmatch(file.name) for file in files):
-            return cls(folder, {f"model-{n:05}-of-{len(files):05}.safetensors": f for n, f in enumerate(files, 1)})
+            names = (f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1))
+            return cls(folder, dict(zip(names, files, strict=True)))
         return cls(folder, {file.name: file for file in files})
 
     def documents(self) -> dict[str, dict[str, Any] | None]:
@@ -85,7 +86,7 @@ def require_scrambled(folder: Path) -> list[Path]:
     """
     if not (folder / CONFIG).is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
-    strays = sorted(p.name for p in folder.iterdir() if TOKENIZER_NAMES.fullmatch(p.name))
+    strays = sorted(path.name for path in folder.iterdir() if TOKENIZER_NAMES.fullmatch(path.name))
     if strays:
         raise UsageError(
             f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS_HINT
@@ -104,7 +105,7 @@ def require_scrambled(folder: Path) -> list[Path]:
         raise ModelNotFound(f"{INDEX} of {folder.name} names no weights", ORIGINS_HINT)
     if absent := sorted(name for name in tensors_by_file if not (folder / name).is_file()):
         raise ModelNotFound(f"{folder} lacks {absent[0]}", "give the folder that `milkglass obfuscate` wrote")
-    if unlisted := sorted(p.name for p in folder.glob("*.safetensors") if p.name not in tensors_by_file):
+    if unlisted := sorted(path.name for path in folder.glob("*.safetensors") if path.name not in tensors_by_file):
         raise UsageError(
             f"{folder.name} holds {unlisted[0]}, which is not a file of this model",
             "nothing was sent; move it away, or make the folder again with `milkglass obfuscate`",
@@ -193,9 +194,11 @@ def _revealing_index_entries(index: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(sizes, Mapping) or not isinstance(tensor_files, Mapping):
         yield "metadata"
         return
-    yield from (n for n, size in sizes.items() if n not in SIZE_ENTRIES or not isinstance(size, int | float))
+    yield from (name for name, size in sizes.items() if name not in SIZE_ENTRIES or not isinstance(size, int | float))
     yield from (
-        str(n) for n, file in tensor_files.items() if not (TENSOR_NAME.fullmatch(n) and SHARD_NAME.fullmatch(str(file)))
+        str(name)
+        for name, file in tensor_files.items()
+        if not (TENSOR_NAME.fullmatch(name) and SHARD_NAME.fullmatch(str(file)))
     )
 
 

@@ -57,9 +57,13 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
     total = sum(base.tensors[name].bytes for name in (*replaced, *unchanged))
     advance = stage("compare", total)
     differing = [
-        n for n in replaced if n not in tensors or not _is_equal(base.tensors[n], tensors[n], replaced[n], advance)
+        name
+        for name, rows in replaced.items()
+        if name not in tensors or not _is_equal(base.tensors[name], tensors[name], rows, advance)
     ]
-    changed = [n for n in sorted(unchanged & set(tensors)) if not _same_bytes(base.tensors[n], tensors[n], advance)]
+    changed = [
+        name for name in sorted(unchanged & set(tensors)) if not _same_bytes(base.tensors[name], tensors[name], advance)
+    ]
     files_with_notes = sorted(file.name for file in {ref.file for ref in tensors.values()} if has_notes(file))
     unexpected = sorted(set(tensors) ^ (set(replaced) | unchanged))
     checks = [

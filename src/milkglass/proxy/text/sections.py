@@ -91,7 +91,7 @@ class StopStringFilter:
         if self.is_stopped or not self.stops:
             return "" if self.is_stopped else text
         self._held += text
-        stop_starts = [at for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        stop_starts = [start for stop in self.stops if (start := self._held.find(stop)) >= 0]
         if stop_starts:
             self.is_stopped = True
             released_text, self._held = self._held[: min(stop_starts)], ""

@@ -181,6 +181,7 @@ class PlainText:
     """Builds examples of one text: a column of a row, or an entry of a list of texts.
 
     Attributes:
+        column: the column of texts.
         are_lines: whether the rows are lines of files. Then blank ones are left out, and texts are stripped.
     """
 

@@ -238,12 +238,12 @@ def drop_unfinished(job: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
 
-def complete_checkpoint(job: Path, step: int, best: str | None) -> None:
+def complete_checkpoint(job: Path, step: int, best_checkpoint: str | None) -> None:
     """Marks the checkpoint of this step as complete, and removes older ones but the best."""
     newest = job / "checkpoints" / f"checkpoint-{step}"
     (newest / COMPLETE_MARK).touch()
     for folder in all_checkpoints(job):
-        if folder != newest and (best is None or folder.name != Path(best).name):
+        if folder != newest and (best_checkpoint is None or folder.name != Path(best_checkpoint).name):
             shutil.rmtree(folder, ignore_errors=True)
 
 
