@@ -123,6 +123,9 @@ def test_rare_classes_and_few_rows_are_no_error() -> None:
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(UsageError, match="one label"):
         LinearModel.fit(GOOD, [1] * 6)
+    for texts, labels in ((["a"], [0.5]), ([], [])):
+        with pytest.raises(UsageError, match="given"):
+            LinearModel.fit(texts, labels, is_regression=True)
     with pytest.raises(UsageError, match="scores"):
         LinearModel.fit(TEXTS, [float(i) for i in range(12)], is_regression=True).log_probabilities(["a"], None, 2)
 

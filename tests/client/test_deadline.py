@@ -196,6 +196,12 @@ def test_a_download_has_to_get_on(stub: Stub, quick: Remote, tmp_path: Path, mon
     assert left(stub)
 
 
+def test_an_empty_file_arrives(quick: Remote, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"what an earlier download left")
+    transfer.download_file(quick.connection, "/file", tmp_path / "file", 0)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
 @pytest.mark.parametrize("number", ["1\x00", "é", "a b", "x" * 200])
 def test_an_event_id_goes_back_in_a_header_and_is_checked(stub: Stub, quick: Remote, number: str) -> None:
     lines = [f"id: {number}\ndata: {{}}\n\n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -10,7 +11,7 @@ import pickle
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from safetensors.torch import save
 from starlette.testclient import TestClient
 
 from milkglass.errors import BadUpload
-from milkglass.server.storage.uploads import check_weights
+from milkglass.server.storage.uploads import IncomingChunk, check_weights
 from tests.server.kit import announce, error, put, rows_file, running, sha256, upload
 
 WEIGHTS = save({"a": torch.arange(4000.0), "b": torch.ones(3, 5)})
@@ -46,6 +47,25 @@ def test_chunks_become_a_file(client: TestClient) -> None:
     assert client.get("/v1/files", params={"purpose": "fine-tune"}).json()["data"] == []
     assert client.delete(f"/v1/files/{file['id']}").json()["deleted"]
     assert client.get(f"/v1/files/{file['id']}").status_code == 404
+
+
+class _ShortWrites(io.BytesIO):
+    """A file that takes three bytes at a time, as an unbuffered one may."""
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data)[:3])
+
+
+def test_a_chunk_is_written_whole_by_short_writes() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield WEIGHTS[:1000]
+        yield WEIGHTS[1000:2000]
+
+    file = _ShortWrites()
+    chunk = IncomingChunk(file)
+    asyncio.run(chunk.receive(pieces(), 5000))
+    assert file.getvalue() == WEIGHTS[:2000] == b"".join(chunk.pieces())
+    assert (chunk.size, chunk.sha256) == (2000, sha256(WEIGHTS[:2000]))
 
 
 def test_a_restarted_server_goes_on(tmp_path: Path) -> None:

@@ -105,8 +105,9 @@ def compare(
         raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     # The headers are read before the imports, which take seconds
     data_file, held_out = columns.data_file(data), None if validation is None else columns.data_file(validation)
-    for file in filter(None, (data_file, held_out)):
-        file.columns_by_role()
+    data_file.columns_by_role()
+    if held_out is not None:
+        held_out.columns_by_role()
     from milkglass.compare.keep import require_free
     from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page

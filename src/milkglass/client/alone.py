@@ -300,9 +300,12 @@ class LinearModel:
             progress: receives 1 for each candidate that was tried.
 
         Raises:
-            UsageError: all class labels are equal, or no row has a word or a letter.
+            UsageError: there are fewer than two rows, all class labels are equal, or no row has a word or a letter.
         """
         rows, truth = Rows(texts, pairs), np.asarray(labels)
+        if len(rows) < 2:
+            count = "one row is" if len(rows) else "no rows are"
+            raise UsageError(f"{count} given, too few for a linear model", "give two at least")
         if not is_regression and len({*truth.tolist()}) < 2:
             raise UsageError("all rows have one label", "give rows of two classes at least")
         vectorizers = Vectorizers.fit(rows)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
@@ -130,7 +130,7 @@ def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequenc
 
 def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
     skipped_count = number = 0 if declared_delimiter(path) is None else 1
-    limit = csv.field_size_limit(MAX_LINE_LETTERS)
+    csv.field_size_limit(MAX_LINE_LETTERS)  # of the process; it stays, since another thread may be reading a table
     try:
         with path.open(encoding=UTF8, newline="") as file:
             if skipped_count:
@@ -144,8 +144,6 @@ def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[
         raise not_utf8_error(path) from None
     except csv.Error:
         raise CodecError(f"{Place(path.name, number + 1)} is not a row", "check its quotes") from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def parse_delimiter(name: str) -> str:
@@ -279,7 +277,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
     """Yields the entries of a file that is one JSON list. Only a block and an entry are in memory.
 
     Raises:
-        CodecError: the file is no JSON list, or an entry is not JSON.
+        CodecError: the file is no JSON list, an entry is not JSON, or something follows the list.
     """
     try:
         with path.open(encoding=UTF8) as file:
@@ -310,10 +308,25 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                 if element is not _END:
                     yield place, element
                 if is_last:
+                    _require_end(file, buffer[position:], path.name)
                     return
                 number, block_size = number + 1, BLOCK_LETTERS
     except UnicodeDecodeError:
         raise not_utf8_error(path) from None
+
+
+def _require_end(file: TextIO, text: str, name: str) -> None:
+    """Raises CodecError if anything but white space follows a list, since its rows would be lost.
+
+    Args:
+        file: the open file, read up to the end of `text`.
+        text: what has been read of the file behind the list.
+        name: the file's name.
+    """
+    while text or (text := file.read(BLOCK_LETTERS)):
+        if not text.isspace():
+            raise CodecError(f"more text follows the JSON list of {name}", "put all entries into one list")
+        text = ""
 
 
 _END = object()

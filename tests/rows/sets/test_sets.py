@@ -257,6 +257,20 @@ def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, m
         list(load("enron", tmp_path, "train"))
 
 
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+@pytest.mark.parametrize("after", ['[{"text": "b"}]', "\n\n  {}", "x", ", 1]", "]"])
+def test_what_follows_a_json_list_is_refused_and_not_dropped(
+    after: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "BLOCK_LETTERS", block)
+    file = tmp_path / "rows.json"
+    file.write_text('[{"text": "a"}]' + after)
+    with pytest.raises(CodecError, match=r"rows\.json"):
+        list(tables.json_list(file))
+    file.write_text('[{"text": "a"}]' + " \n" * 5)
+    assert [entry for _, entry in tables.json_list(file)] == [{"text": "a"}]
+
+
 def test_a_headless_file_with_one_word_cells_shows_no_text_with_a_space(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", lines().strip() + f"my {SECRET} note\tcode-7\n")
     hint = broken("sst2", "train", tmp_path).hint

@@ -168,6 +168,9 @@ def download_file(
         RemoteError: the server sends more, which is not written.
         Unreachable: the server sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
     """
+    if size == 0:
+        target.write_bytes(b"")
+        return
     for attempt in range(connection.retry.max_attempts):
         received = target.stat().st_size if target.exists() else 0
         if received > size:

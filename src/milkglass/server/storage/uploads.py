@@ -55,8 +55,8 @@ class IncomingChunk:
         await run_in_threadpool(self._add, bytes(buffer))
 
     def _add(self, piece: bytes) -> None:
+        _write_whole(self._file, piece)
         self._digest.update(piece)
-        self._file.write(piece)
         self.size += len(piece)
 
     @property
@@ -325,13 +325,18 @@ def _append(path: Path, offset: int, pieces: Iterable[bytes]) -> None:
         file.seek(offset)
         try:
             for piece in pieces:
-                unwritten = memoryview(piece)
-                while unwritten:
-                    unwritten = unwritten[file.write(unwritten) :]
+                _write_whole(file, piece)
             os.fsync(file.fileno())
         except OSError:
             _cut_file(file, offset)
             raise
+
+
+def _write_whole(file: IO[bytes], piece: bytes) -> None:
+    """Writes all of a piece: an unbuffered file takes only a part of it where the disk is nearly full."""
+    unwritten = memoryview(piece)
+    while unwritten:
+        unwritten = unwritten[file.write(unwritten) :]
 
 
 def _cut_file(file: FileIO, size: int) -> None:
