@@ -31,7 +31,7 @@ from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.plan import CHAIN_SHARE, planned_count
 from milkglass.audit.report.findings import all_findings
-from milkglass.audit.report.page import escape_rare_characters, percent, render
+from milkglass.audit.report.page import escape_rare_characters, render
 from milkglass.audit.report.result import Audit, BudgetPoint
 from milkglass.audit.report.verdict import verdict
 from milkglass.audit.resume import ResumeStore, pack_candidates, unpack_candidates
@@ -44,6 +44,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_for
 from milkglass.errors import EmptyText, KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
+from milkglass.metrics.percent import exact_percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
@@ -253,7 +254,7 @@ def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, t
     without = replace(result, results=cells, findings=raised)
     for shown in (report_text(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
         assert "nan" not in shown.replace(str(tmp_path), "") and "of 100 words" in shown
-    assert str(nothing) == percent(math.nan) == "-"
+    assert str(nothing) == exact_percent(math.nan) == "-"
 
 
 @dataclass(frozen=True)
@@ -722,6 +723,6 @@ def test_pieces_are_joined_to_words_and_strange_glyphs_escaped(setting: Setting)
 
 
 def test_percentages_of_almost_nothing_are_not_nothing() -> None:
-    assert percent(0.123) == "12.3\u00a0%"
-    assert percent(0.00003) == "0.003\u00a0%"
-    assert percent(0) == "0.0\u00a0%"
+    assert exact_percent(0.123) == "12.3\u00a0%"
+    assert exact_percent(0.00003) == "0.003\u00a0%"
+    assert exact_percent(0) == "0.0\u00a0%"

@@ -35,6 +35,17 @@ def percent(share: float, is_lower_bound: bool = False, digits: int = 0) -> str:
     return f"more than {100 - unit:.{digits}f} %" if float(written) == 100 else f"{written} %"
 
 
+def exact_percent(share: float) -> str:
+    """Returns a share in percent with one decimal, or one digit if that would be 0.0: "12.3 %", "0.04 %"; "-" for nan.
+
+    The space does not break.
+    """
+    if math.isnan(share):
+        return "-"
+    value = 100 * share
+    return f"{value:.1f}\u00a0%" if value >= 0.05 or value == 0 else f"{value:.1g}\u00a0%"
+
+
 def percent_with_interval(share: Interval, is_lower_bound: bool = False) -> str:
     """Returns a share with its interval, such as "12 % (8-17)", unless both ends are written alike."""
     low, high = f"{100 * share.low:.0f}", f"{100 * share.high:.0f}"

@@ -55,9 +55,10 @@ class Block:
     raw_rows: tuple[Any, ...]
 
     @property
-    def character_count(self) -> int:
-        """Returns the number of characters of all rows."""
-        return sum(_character_count(row) for row in self.raw_rows)
+    def byte_count(self) -> int:
+        """Returns the bytes of all rows in UTF-8, without what separates rows and cells."""
+        cells = (cell for row in self.raw_rows for cell in ([row] if isinstance(row, str) else row))
+        return sum(len(cell.encode(errors="surrogatepass")) for cell in cells)
 
 
 @dataclass(frozen=True)

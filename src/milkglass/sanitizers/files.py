@@ -76,14 +76,14 @@ def count_file(
         path: the file.
         row_format: the format of its rows.
         workers: how many processes work. 0: this one.
-        progress: receives the number of characters of each block that is done.
+        progress: receives the bytes of each block that is done.
     """
     counts = np.zeros(len(reader.table), np.int64)
     for block, block_counts in map_blocks(
         partial(_count_block, reader, row_format), blocks_of(path, row_format), workers
     ):
         counts += block_counts
-        progress(block.character_count)
+        progress(block.byte_count)
     return counts
 
 
@@ -103,7 +103,7 @@ def sanitize_file(
         seed: decides all draws. None: a secret one is drawn.
         about: what the report says first, about the method.
         workers: how many processes work. 0: this one.
-        progress: receives the number of characters of each block that is done.
+        progress: receives the bytes of each block that is done.
 
     Raises:
         UsageError: `out` or its report exists.
@@ -122,7 +122,7 @@ def sanitize_file(
             row_count += len(block.raw_rows)
             tally.add(tally_of_block)
             unchanged_fields |= fields_of_block
-            progress(block.character_count)
+            progress(block.byte_count)
         report = about | _report_document(sanitizer, row_count, tally, unchanged_fields, seed is not None)
         with new_file(report_path(out)) as report_file:
             report_file.write(json.dumps(report, indent=2) + "\n")

@@ -138,7 +138,7 @@ def mask_file(
         row_format: the format of its rows.
         out: the output, a new file.
         min_score: the lowest score of an entity that is masked.
-        progress: receives the number of characters of each block of rows.
+        progress: receives the bytes of each block of rows.
 
     Raises:
         UsageError: a file is there already.
@@ -159,7 +159,7 @@ def mask_file(
                 counts.update(masks)
                 text_count, masked_count = text_count + 1, masked_count + bool(masks)
             file.write(row_format.write(rows))
-            progress(block.character_count)
+            progress(block.byte_count)
     report = {
         "method": "mask", "least": min_score, "texts": text_count, "texts with a mask": masked_count,
         "masks": dict(counts.most_common()), "note": language.note(),

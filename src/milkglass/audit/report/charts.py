@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.metrics.interval import Interval
+from milkglass.metrics.percent import exact_percent
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, plot_style, svg
 
 BAR_COLOUR = "#4f9dbd"
@@ -56,8 +57,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[st
 
 def _write_share(axes: Any, value: float, end: float, place: int, is_lower_bound: bool = False) -> None:
     """Writes a share beside the end of its bar."""
-    percentage = f"{100 * value:.1f}" if value >= 0.001 or value == 0 else f"{100 * value:.1g}"
-    label = f"{'≥ ' if is_lower_bound else ''}{percentage} %"
+    label = f"{'≥ ' if is_lower_bound else ''}{exact_percent(value)}"
     axes.annotate(label, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 

@@ -16,6 +16,7 @@ from milkglass.audit.report.result import Audit
 from milkglass.audit.report.verdict import LEVEL_LABELS, MOST_SHARE, MUCH_SHARE
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
+from milkglass.metrics.percent import exact_percent
 
 COMMON_CHARACTERS = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
 ATTACKER_TITLES = {  # in charts
@@ -33,14 +34,6 @@ RESULT_COLUMNS = (
     ("Whole texts", "exact texts"),
     ("F1 of words", "bag f1"),
 )
-
-
-def percent(fraction: float) -> str:
-    """Returns a share in words: `12.3 %` for 0.1234. Small shares keep a digit; nan becomes "-"."""
-    if math.isnan(fraction):
-        return "-"
-    value = 100 * fraction
-    return f"{value:.1f}\u00a0%" if value >= 0.05 or value == 0 else f"{value:.1g}\u00a0%"
 
 
 def interval(measured: Interval) -> str:
@@ -125,7 +118,7 @@ def environment(own_letters: str) -> Environment:
         lstrip_blocks=True,
     )
     letters = frozenset(own_letters)
-    engine.filters |= {"percent": percent, "interval": interval, "duration": unbroken_duration, "code": code}
+    engine.filters |= {"percent": exact_percent, "interval": interval, "duration": unbroken_duration, "code": code}
     engine.filters |= {"attacker": _attacker_title, "visible": lambda text: escape_rare_characters(text, letters)}
     return engine
 

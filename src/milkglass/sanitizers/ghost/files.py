@@ -190,7 +190,7 @@ def sanitize_dataset(ghost: Ghost, job: GhostJob, seed: int | None, progress: Pr
         ghost: replaces the tokens of texts.
         job: what is read and written.
         seed: replaces the ghost's. None: a fresh secret one is drawn.
-        progress: receives the number of characters of each part that is done.
+        progress: receives the bytes of each part that is done.
 
     Raises:
         UsageError: OUT exists.
@@ -209,7 +209,7 @@ def sanitize_dataset(ghost: Ghost, job: GhostJob, seed: int | None, progress: Pr
         finished_parts.make(block.number, ghost, run_seed, partial(_sanitize, job=job, part=block))
         tally.add(_read_part(finished_parts, block.number)[1])
         numbers.append(block.number)
-        progress(block.character_count)
+        progress(block.byte_count)
     report = report_document(ghost, tally, seed is not None)
     finished_parts.finish()
     with new_file(job.out) as file:
