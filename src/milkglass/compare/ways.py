@@ -452,11 +452,11 @@ WAYS: Catalogue[Way] = Catalogue(
         model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} {text}", quick=False,
     ),
     DecoderWay(
-        name="untuned", title="the small model as published, on your machine", group="nothing is sent", is_tuned=False,
+        name="untuned", title="the published small model on your machine", group="nothing is sent", is_tuned=False,
         command="vllm serve {kept}",
     ),
     DecoderWay(
-        name="alone", title="the small model, tuned on your machine", group="nothing is sent",
+        name="alone", title="the small model tuned on your machine", group="nothing is sent",
         command="vllm serve {kept}",
     ),
     DefenceWay(
