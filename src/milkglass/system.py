@@ -25,6 +25,8 @@ LIBRARY_DEFAULTS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     # oneDNN keeps a kernel for each shape of a product, by default 1,024 of nearly 1 MB; texts have many lengths
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
+    # PyTorch has a cache of its own in front of oneDNN's, by default of 1,024 products for each function
+    "LRU_CACHE_CAPACITY": "128",
 }
 ALLOW_DEBUGGER_VARIABLE = "MILKGLASS_ALLOW_DEBUGGER"  # environment variable: "1" allows core dumps and debuggers
 
