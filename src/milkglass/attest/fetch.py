@@ -153,7 +153,7 @@ async def _download(client: httpx2.AsyncClient, url: str, body: bytes | None = N
         async with client.stream(method, url, content=body, headers=headers) as answer:
             if answer.status_code != 200:
                 is_limited = answer.status_code == 429
-                hint = "the service limits requests: wait a minute" if is_limited else "is the evidence of real hardware?"
+                hint = "requests are limited: wait a minute" if is_limited else "is the evidence of real hardware?"
                 raise AttestationError("collateral", f"{service} answers {answer.status_code}", hint)
             async for piece in answer.aiter_bytes():
                 content += piece
