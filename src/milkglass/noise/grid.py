@@ -70,7 +70,7 @@ def whole_steps(x: torch.Tensor, width: float, bound: float | None = None, facto
     steps = x.detach().to(torch.float64, copy=True).mul_(factor / step_size(width, bound)).trunc_()
     largest = float(steps.abs().max()) if steps.numel() else 0.0
     if math.isnan(largest):
-        raise UsageError("a number that gets noise is NaN", "check the model that computed it")
+        raise UsageError("a number that gets noise is not finite", "check the model that computed it")
     if largest > MAX_STEPS:
         raise UsageError(
             f"a number is more than {MAX_STEPS:.0e} times as large as the steps of its noise",
