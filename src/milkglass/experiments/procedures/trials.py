@@ -44,6 +44,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.rows.labels import Scale
 from milkglass.server.spec import Hyperparameters
+from milkglass.system import release_memory
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
@@ -293,6 +294,7 @@ def run_training(folder: Path, progress: Log, deadline: float) -> TokenServer:
     """Runs the training of a cell's server half, unless it has ended before, and returns the trained half."""
     job = folder / "job"
     with nullcontext() if (job / "result").is_dir() else count_seconds(folder, "training_seconds"):
+        release_memory()  # of what split the model and encoded the rows, beside the process that trains
         run_job(job, progress, deadline)
     return TokenServer(job / "result")
 
