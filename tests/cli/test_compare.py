@@ -180,10 +180,13 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     commonest = way("commonest", "nothing is sent", 0.70)
     first, second, *_ = compared(commonest, way("ids", "words are scrambled", 0.6, -0.12, 0.6)).verdict
     assert first.startswith("No way here is shown to beat naming the commonest class") and second.startswith("Keep it")
+    assert "--quick" not in first
     assert not any("commonest" in one for one in compared(way("commonest", "nothing is sent", 0.40)).verdict)
     result = compared(way("commonest", "nothing is sent", 0.64), way("ids", "words are scrambled", 0.6, -0.12, 0.6))
     unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
     assert verdict(unclear)[0].startswith("No way here is shown to beat naming the commonest class")
+    in_haste = replace(unclear, origin={**unclear.origin, "command": "milkglass compare MODEL ROWS --quick --out out"})
+    assert "leave out --quick" in verdict(in_haste)[0]
     clear = replace(result, over_commonest=difference(0.08, 0.01, 0.15))
     assert verdict(clear)[0].startswith("Keep it here")
 

@@ -218,3 +218,8 @@ class ComparisonResult:
         """Returns the content of compare.json. It holds some of the user's texts as examples."""
         result: dict[str, Any] = nan_as_none({"milkglass_compare": VERSION, **asdict(self)})
         return result
+
+
+def slower_alternative(command: str) -> str:
+    """Returns the words that offer to leave out --quick, or "" if the command has no such option."""
+    return ", or leave out --quick" if "--quick" in command.split() else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult, slower_alternative
 from milkglass.metrics.percent import percent
 
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
@@ -26,7 +26,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         sentences.insert(
             0,
             "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
-            "worth: give more rows or --epochs, or leave out --quick.",
+            f"worth: give more rows or --epochs{slower_alternative(result.origin.get('command', ''))}.",
         )
     hiding_ways = [way for way in better_ways if _hides(way)]
     readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]

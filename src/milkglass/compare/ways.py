@@ -19,7 +19,7 @@ from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
 from milkglass.compare import answers
 from milkglass.compare.chat_rows import TASK, ChatRows
-from milkglass.compare.result import Group
+from milkglass.compare.result import Group, slower_alternative
 from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
@@ -383,7 +383,8 @@ class DefenceWay(Way):
         """Returns sentences on what the answers are worth, and on what else crosses."""
         notes, steps = list[str](), setting.training.max_steps
         if "k" in self.entry and steps is not None and steps < FEW_STEPS:
-            notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs, or leave out --quick")
+            alternative = slower_alternative(setting.commands.get("run", ""))
+            notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs{alternative}")
         broken = getattr(getattr(self.defence(setting), "scheme", None), "broken", None)
         if broken:
             notes.append(broken)
