@@ -27,7 +27,7 @@ from milkglass.server.process import WebServer, listen
 from milkglass.server.settings import Limits
 from tests import tiny
 from tests.e2e.proxy import Tap
-from tests.engines.kit import Script, Wire, wire
+from tests.engines.kit import Script, Wire, event, wire
 from tests.server.kit import TOKEN, register, until
 from tests.server.real import Server
 
@@ -123,6 +123,12 @@ def proxying(
             state["server"].should_exit = True
         thread.join(60)
         listener.close()
+
+
+def written(model: Scrambled, count: int = 1) -> bytes:
+    """An event with so many letters. The key is drawn anew, and a fixed id may stand for a token without text."""
+    (letter,) = model.codec.tokenizer("a", add_special_tokens=False)["input_ids"]
+    return event([int(model.codec.sigma[letter])] * count)
 
 
 @asynccontextmanager

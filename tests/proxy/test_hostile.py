@@ -22,7 +22,7 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import Backends, connect_backend
 from tests import tiny
 from tests.engines.kit import HASTY, HEAD, Script, Wire, event, sending
-from tests.proxy.kit import Scrambled, listing, proxying
+from tests.proxy.kit import Scrambled, listing, proxying, written
 
 QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
 SHORT = [{"role": "user", "content": "hi"}]
@@ -80,12 +80,6 @@ def writing(model: Scrambled, text: str, size: int = 3) -> Script:
     ids = model.codec.sigma[model.codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
     parts = [event(ids[at : at + size]) for at in range(0, len(ids), size)]
     return sending(HEAD, *parts, event([], "stop"), b"data: [DONE]\n\n")
-
-
-def written(model: Scrambled, count: int = 1) -> bytes:
-    """An event with so many letters. The key is drawn anew, and a fixed id may stand for a token without text."""
-    (letter,) = model.codec.tokenizer("a", add_special_tokens=False)["input_ids"]
-    return event([int(model.codec.sigma[letter])] * count)
 
 
 def test_a_tool_is_called(model: Scrambled) -> None:

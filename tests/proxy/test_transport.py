@@ -16,7 +16,7 @@ from milkglass.client.key.file import read_key, write_key
 from tests import tiny
 from tests.e2e.proxy import Tap
 from tests.engines.kit import HEAD, Script, event, sending
-from tests.proxy.kit import Scrambled, listing
+from tests.proxy.kit import Scrambled, listing, written
 from tests.server.kit import TOKEN, register
 from tests.server.real import Server
 
@@ -24,10 +24,14 @@ QUESTION = [{"role": "user", "content": tiny.TEXTS[0]}]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Tap]]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Scrambled:
+    return Scrambled.of(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def served(model: Scrambled, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Tap]]:
     """The key's file, and a tap before the engine."""
     root = tmp_path_factory.mktemp("transport")
-    model = Scrambled.of(root)
     write_key(root / "k.mgkey", model.key, "a passphrase", allows_weak=True)
     with Server(root / "home", in_thread=True) as server, server.client() as client:
         register(client, "scrambled", model.folder)  # type: ignore[arg-type]
@@ -130,7 +134,7 @@ def test_the_clients_own_timeout_holds(served: tuple[Path, Tap]) -> None:
 
 
 def test_a_fault_of_ours_in_the_middle_of_a_stream_is_not_its_end(
-    served: tuple[Path, Tap], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Path, Tap], model: Scrambled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, _ = served
 
@@ -148,7 +152,7 @@ def test_a_fault_of_ours_in_the_middle_of_a_stream_is_not_its_end(
         ):
             list(client.completions.create(model="tiny", prompt="hello", max_tokens=40, stream=True))
 
-    answering(sending(HEAD, event([5] * 20), close=False), work)
+    answering(sending(HEAD, written(model, 20), close=False), work)
 
 
 def test_calls_over_web_sockets_reach_no_one(served: tuple[Path, Tap]) -> None:
