@@ -136,6 +136,22 @@ def test_the_verdict_names_a_way_that_hides_text_and_gains() -> None:
     assert "The way good is worth sending: 80 % right" in first and "5 %" in first and "72 % right" in first
 
 
+def test_the_verdict_does_not_recommend_what_attacks_have_not_finished_reading() -> None:
+    good = way("good", "words are scrambled", 0.8, 0.08, 0.05)
+    assert good.reading is not None
+    first = compared(replace(good, reading=replace(good.reading, cut=True))).verdict[0]
+    assert "may be worth sending" in first and "at least 5 %" in first and "--attacks" in first
+
+
+def test_the_verdict_says_that_no_model_was_tried_at_home_or_that_no_way_was_finished() -> None:
+    commonest, good = way("commonest", "nothing is sent", 0.5), way("good", "words are scrambled", 0.8, 0.3, 0.05)
+    result = ComparisonResult("a model", "classification", "accuracy", 1600, 400, 800, 3, (commonest, good))
+    assert any("No model was tried" in one for one in verdict(result))
+    assert not any("No model was tried" in one for one in compared(good).verdict)
+    assert "was finished" in compared(replace(good, state="failed", quality=None, reading=None)).verdict[0]
+    assert compared().verdict[0].startswith("Only ways with nothing sent were run")
+
+
 def test_the_verdict_says_that_what_gains_is_read() -> None:
     masked, plain = way("masked", "names are masked", 0.8, 0.08, 0.7), way("plain", "sent as it is", 0.82, 0.1, 1.0)
     first, second, *_ = compared(masked, plain).verdict

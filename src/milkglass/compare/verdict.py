@@ -19,7 +19,9 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     sent_ways = [way for way in result.finished_ways if not way.is_local]
     if not sent_ways:
         best_quality = quality_text(result, best_local)
-        return (f"Only ways with nothing sent were run; the best is {best_local.title}, with {best_quality}.",)
+        was_tried = any(not way.is_local for way in result.ways)
+        fault = "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
+        return (f"{fault}; the best with nothing sent is {best_local.title}, with {best_quality}.",)
     better_ways = _better_ways(result, sent_ways)
     sentences = [_first_sentence(result, best_local, better_ways)]
     if not better_ways and _learnt_nothing(result, best_local):
@@ -28,6 +30,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
             f"worth: give more rows or --epochs{slower_alternative(result.origin.get('command', ''))}.",
         )
+    if all(way.name == "commonest" for way in result.finished_ways if way.is_local):
+        sentences.append("No model was tried on your machine: --ways linear,encoder adds two.")
     hiding_ways = [way for way in better_ways if _hides(way)]
     readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]
     if readable_ways and not hiding_ways:
@@ -66,8 +70,13 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
     if hiding_ways := [way for way in better_ways if _hides(way)]:
         best_hiding = max(hiding_ways, key=result.worth)
         hiding_worth = f"{quality_text(result, best_hiding)}, where {local_worth}"
-        reading = _reading_text(best_hiding)
-        return f"{_capitalised(best_hiding.title)} is worth sending: {hiding_worth}; {reading} are read."
+        reading, title = _reading_text(best_hiding), _capitalised(best_hiding.title)
+        if best_hiding.reading is not None and best_hiding.reading.may_grow:
+            return (
+                f"{title} may be worth sending: {hiding_worth}; {reading} are read, by attacks that were not finished. "
+                "Give more --attacks before you rely on it."
+            )
+        return f"{title} is worth sending: {hiding_worth}; {reading} are read."
     nothing_hides = f"No way here hides your text and is worth sending: {local_worth}."
     if unchanged_ways := [way for way in better_ways if way.group in UNCHANGED_GROUPS]:
         unchanged_quality = quality_text(result, max(unchanged_ways, key=result.worth))
