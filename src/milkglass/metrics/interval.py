@@ -78,8 +78,8 @@ def quotients(numerators: NDArray[Any], denominators: NDArray[Any]) -> NDArray[n
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
     """Returns sum(hits) / sum(weights), a share, with its interval. Both arrays have an entry for each unit.
 
-    Units are resampled. A unit does not depend on the others, such as a sentence: tokens of one sentence depend on
-    each other, so that resampling tokens would give too narrow an interval. More than MAX_UNITS units are dealt into
+    Units are resampled. Units must not depend on each other: take sentences and not tokens, since the tokens of one
+    sentence do, and resampling them would give too narrow an interval. More than MAX_UNITS units are dealt into
     buckets at random, whose sums are resampled; buckets are as independent as units are. For values that
     can be above 1, such as a loss, use `resample`.
     """

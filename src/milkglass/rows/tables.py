@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -130,7 +130,7 @@ def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequenc
 
 def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
     skipped_count = number = 0 if declared_delimiter(path) is None else 1
-    csv.field_size_limit(MAX_LINE_LETTERS)  # of the process; it stays, since another thread may be reading a table
+    csv.field_size_limit(MAX_LINE_LETTERS)  # for the whole process: another thread may be reading a table, too
     try:
         with path.open(encoding=UTF8, newline="") as file:
             if skipped_count:
@@ -323,10 +323,9 @@ def _require_end(file: TextIO, text: str, name: str) -> None:
         text: what has been read of the file behind the list.
         name: the file's name.
     """
-    while text or (text := file.read(BLOCK_LETTERS)):
-        if not text.isspace():
+    for part in chain([text], iter(lambda: file.read(BLOCK_LETTERS), "")):
+        if part.strip():
             raise CodecError(f"more text follows the JSON list of {name}", "put all entries into one list")
-        text = ""
 
 
 _END = object()

@@ -294,7 +294,7 @@ def run_training(folder: Path, progress: Log, deadline: float) -> TokenServer:
     """Runs the training of a cell's server half, unless it has ended before, and returns the trained half."""
     job = folder / "job"
     with nullcontext() if (job / "result").is_dir() else count_seconds(folder, "training_seconds"):
-        release_memory()  # of what split the model and encoded the rows, beside the process that trains
+        release_memory()  # what splitting and encoding used is free, and the training process needs memory
         run_job(job, progress, deadline)
     return TokenServer(job / "result")
 
