@@ -726,3 +726,8 @@ def test_percentages_of_almost_nothing_are_not_nothing() -> None:
     assert exact_percent(0.123) == "12.3\u00a0%"
     assert exact_percent(0.00003) == "0.003\u00a0%"
     assert exact_percent(0) == "0.0\u00a0%"
+    lower_bounds = {0.0007: "0.07", 0.00095: "0.09", 0.1239: "12.3", 0.9996: "99.9", 1.0: "100.0", 0.0: "0.0"}
+    for share, text in lower_bounds.items():
+        bound = exact_percent(share, is_lower_bound=True)
+        assert bound.removeprefix("≥\u00a0") == f"{text}\u00a0%", "rounded up, it would promise more than was read"
+        assert bound.startswith("≥") == (share < 1)

@@ -30,7 +30,7 @@ def texts(svg: str) -> list[str]:
 
 def test_bars_say_their_share_and_whether_it_is_a_lower_bound() -> None:
     found = texts(charts.bars("All <words>", "read, in %", ROWS, {"1/k": 0.1, "nothing": NAN}))
-    assert {"31.2\u00a0%", "≥ 62.0\u00a0%", "0.04\u00a0%", "10.0\u00a0%", "1/k", "read, in %"} <= {*found}
+    assert {"31.2\u00a0%", "≥\u00a062.0\u00a0%", "0.04\u00a0%", "10.0\u00a0%", "1/k", "read, in %"} <= {*found}
     assert not {"nobody", "nothing"} & {*found} and "attacker with <other>" in " ".join(found)
     assert charts.bars("none", "read, in %", {"nobody": ROWS["nobody"]}, {}) == ""
 

@@ -22,6 +22,7 @@ from milkglass.cli.main import app
 from milkglass.client.alone import LinearModel
 from milkglass.compare import attackers, kept_model
 from milkglass.compare import run as run_module
+from milkglass.compare import ways as ways_module
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
@@ -66,6 +67,9 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     assert (len(few.train.texts), len(few.held_out.texts)) == (200, 50)
     assert few.held_out.texts == found.held_out.texts[:50] and {*few.train.texts}.isdisjoint(few.held_out.texts)
     assert few.problem(0).identity != found.problem(0).identity, "they make other cells"
+    many = DataFile(written(tmp_path / "many.jsonl", rows(2, 500)))
+    both = ComparisonRows.read(DataFile(data), many, 3, max_rows=250)
+    assert (len(both.train.texts), len(both.held_out.texts)) == (250, 250), "--quick reads so many of each file"
 
 
 def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
@@ -250,6 +254,33 @@ def test_a_larger_model_that_was_tried_is_named() -> None:
     assert "The way large-encoder has 71 % right; what another model" in with_larger and "only with" not in with_larger
 
 
+def test_the_verdict_names_what_you_have_alone_and_was_not_finished() -> None:
+    plain = way("plain", "sent as it is", 0.7, -0.02, 1.0)
+    failed = WayResult("encoder", "a small encoder", "nothing is sent", "failed", "its training diverged")
+    late = WayResult("linear", "a linear model", "nothing is sent", "not run", "9 min of 10 min are spent")
+    assert "A small encoder was not finished, and may be better." in compared(plain, failed).verdict
+    both = compared(plain, failed, late).verdict
+    assert "A small encoder and a linear model were not finished, and may be better." in both
+    assert not any("not finished" in sentence for sentence in compared(plain).verdict)
+
+
+def test_names_that_no_text_has_are_not_called_hidden() -> None:
+    hidden = way("ids", "words are scrambled", 0.9, 0.2, 0.02)
+    assert hidden.reading is not None and not any("not measured" in sentence for sentence in compared(hidden).verdict)
+    without = replace(hidden, reading=replace(hidden.reading, names=None))
+    assert any("How many names are read is not measured" in sentence for sentence in compared(without).verdict)
+
+
+@pytest.mark.parametrize(("low", "warns"), [(-0.1, True), (0.2, False), (math.nan, True)])
+def test_scores_that_no_way_learnt_say_nothing_of_sending(low: float, warns: bool) -> None:
+    """A correlation is compared with 0, which scores that are all the same have."""
+    local = replace(HOME, quality=Interval(math.nan if math.isnan(low) else 0.3, low, 0.6, 90))
+    sent = way("ids", "words are scrambled", 0.1, -0.2, 0.6)
+    found = ComparisonResult("a model", "regression", "pearson", 90, 90, 90, 0, (local, sent))
+    words_of = " ".join(verdict(found))
+    assert ("shown to beat naming the mean score" in words_of) == warns and " nan" not in words_of
+
+
 def test_nothing_is_said_without_a_way_to_compare_with() -> None:
     only = ComparisonResult(
         "a model", "classification", "accuracy", 9, 9, 9, 3, (way("ids", "words are scrambled", 0.6, None, 0.6),)
@@ -280,6 +311,7 @@ def test_the_picture_draws_only_what_is_known() -> None:
     unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
     svg = picture.picture_svg(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))
     assert ">ids<" in svg and ">home<" in svg and ">cape<" not in svg
+    assert "no share of content words is known: the way cape." in page.render(compared(unread))
     assert picture.picture_svg(ComparisonResult("a model", "classification", "accuracy", 9, 9, 9, 3, ())) == ""
 
 
@@ -290,9 +322,12 @@ def test_a_way_is_read_back_as_it_was_kept() -> None:
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
-def test_ways_are_chosen_by_name_in_their_order() -> None:
+def test_ways_are_chosen_by_name_in_their_order(tmp_path: Path) -> None:
     assert [one.name for one in choose_ways(["plain", "linear"], False, False)] == ["linear", "plain"]
-    quick, usual, every = (choose_ways([], *one) for one in ((True, False), (False, False), (False, True)))
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    quick, usual, every = (
+        choose_ways([], *one, "classification", base) for one in ((True, False), (False, False), (False, True))
+    )
     assert {one.name for one in quick} < {one.name for one in usual} <= WAYS.built_in.keys()
     assert len(quick) < len(usual) <= len(every) == sum("classification" in one.tasks for one in WAYS.values())
     assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
@@ -305,9 +340,30 @@ def test_ways_are_chosen_by_name_in_their_order() -> None:
         choose_ways(["plain"], False, True)
 
 
+def test_the_model_itself_is_on_your_machine_in_every_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the provider tunes is trained here, so that sending is never compared with a smaller model alone."""
+    bert, gpt2 = (Checkpoint.open(tiny.save(family, tmp_path / family)) for family in ("bert", "gpt2"))
+
+    def names(base: Checkpoint, size: int, task: str, is_quick: bool = True) -> set[str]:
+        monkeypatch.setattr(ways_module, "weight_bytes", lambda model: size)
+        return {one.name for one in choose_ways([], is_quick, False, task, base) if one.is_local}
+
+    small, large, huge = 10**8, 4 * 10**8, 2 * 10**9
+    assert names(bert, small, "classification") == {"commonest", "linear", "encoder"}
+    assert names(bert, large, "classification") == {"commonest", "linear", "encoder", "large-encoder"}
+    for is_quick, more in ((True, set[str]()), (False, {"large-encoder"})):
+        expected = {"commonest", "linear", "encoder", "own-model"} | more
+        assert names(bert, huge, "regression", is_quick) == names(gpt2, small, "classification", is_quick) == expected
+    assert names(gpt2, large, "causal-lm") == {"untuned", "alone"}
+    assert names(gpt2, huge, "causal-lm") == {"untuned", "alone", "own-model"}
+
+
 def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:
     for one in WAYS.values():
-        assert one.trust and one.title and (one.command or one.name in ("commonest", "plain"))
+        has_command = all(one.command_for(task) for task in one.tasks)
+        assert one.trust and one.title and (has_command or one.name in ("commonest", "plain"))
         one.command.format(model="m", rows="r", task="", kept="k", text="t", compare="c")
 
 
@@ -348,7 +404,7 @@ def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(t
         named = {name: _with_command(way(name, WAYS[name].group, 0.5), {}, setting).command for name in WAYS}
         assert named["coarse-16"].endswith("--data r" + option) and named["coarse-64"].endswith("--data r" + option)
         assert (WAYS["cape"].task_refusal(task) is None) == (task == "classification")
-        assert (WAYS["cape"] in choose_ways([], False, False, task)) == (task == "classification")
+        assert (WAYS["cape"] in choose_ways([], False, False, task, base)) == (task == "classification")
 
 
 def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path) -> None:

@@ -232,10 +232,11 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
 
 
 # --- ways -------------------------------------------------------------------------------------------------------------
-def test_ways_are_chosen_by_the_rows() -> None:
-    names = [one.name for one in choose_ways([], True, False, "causal-lm")]
+def test_ways_are_chosen_by_the_rows(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2"))
+    names = [one.name for one in choose_ways([], True, False, "causal-lm", base)]
     assert names == ["untuned", "alone", "masked", "obfuslm", "cmif", "orthogonal", "confidential", "plain"]
-    assert "alone" not in [one.name for one in choose_ways([], False, True)]
+    assert "alone" not in [one.name for one in choose_ways([], False, True, "classification", base)]
     for one in WAYS.values():
         assert (one.task_refusal("causal-lm") is None) == ("causal-lm" in one.tasks)
 

@@ -45,15 +45,15 @@ def compare(
         bool,
         typer.Option(
             "--quick",
-            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of {QUICK_TEXT_TOKENS} "
-            "tokens: about 10 minutes on two cores that do nothing else.",
+            help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of each file and "
+            f"{QUICK_TEXT_TOKENS} tokens of a text: about 10 minutes on two cores that do nothing else.",
         ),
     ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
             help="The most time by the clock: 90s, 10m, 1h; a bare number is seconds. A way that is not likely to end "
-            "in time is not begun, unless its model is trained already; what is at work then ends within a minute. "
+            "in time is not begun, unless its model is trained already; what is at work then is ended. "
             "Attacks end with it, so that their figures may differ between runs. Without it they do not."
         ),
     ] = None,
@@ -71,6 +71,13 @@ def compare(
     out: Annotated[Path, typer.Option(help="The folder of the page and of what a second run takes over.")] = Path(
         "milkglass-compare"
     ),
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of trained models, which other comparisons and `milkglass reproduce` may share.  "
+            "[default: OUT/cells]"
+        ),
+    ] = None,
     task: Annotated[
         Literal["classification", "regression"] | None, typer.Option(help="[default: decided by the labels]")
     ] = None,
@@ -133,8 +140,9 @@ def compare(
     if keep is not None and keep.resolve() == out.resolve():
         raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
     kept_folder = keep or out / "kept"
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file, not a folder", "give another --out")
+    for option, folder in (("--out", out), ("--cache", cache)):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise UsageError(f"{folder} is a file, not a folder", f"give another {option}")
     require_free(kept_folder)
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
@@ -147,7 +155,7 @@ def compare(
         report_skipped=report_skipped,
     )  # fmt: skip
     rows = prepared.rows
-    selected_ways = choose_ways(names, quick, everything, rows.task)
+    selected_ways = choose_ways(names, quick, everything, rows.task, prepared.base)
     for file in (data_file, held_out):
         if file is not None:
             note_columns(file)
@@ -166,8 +174,8 @@ def compare(
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
         settings = ComparisonSettings(
-            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, out / "cells", core_count(),
-            log, commands, notes,
+            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, cache or out / "cells",
+            core_count(), log, commands, notes,
         )  # fmt: skip
         way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
         train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)

@@ -64,7 +64,7 @@ def reading_of(
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
-        bag = () if best_bag is None else (f"words named without their order: F1 {best_bag.measures['bag f1']}",)
+        bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut),)
         return Reading("", "", None, None, guess=guess, cut=is_cut, work=budget.seconds, clock=clock, more=bag)
     examples = read_examples(scene, finished, best, setting.seed)
     masks = dict[str, float]()
@@ -154,6 +154,12 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
         share_text = percent(masks["masks guessed"], is_cut, digits=1)
         words.append(f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed")
     return tuple(words)
+
+
+def _bag_in_words(score: Interval, is_cut: bool) -> str:
+    """Returns how many words are named, with an interval, or as "at least" if attacks ended before they were done."""
+    value = percent(score.value, is_lower_bound=True, digits=1) if is_cut else str(score)
+    return f"words named without their order: F1 {value}"
 
 
 def _digest(texts: Sequence[str]) -> str:

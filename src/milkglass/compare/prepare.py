@@ -46,7 +46,7 @@ def prepare(
         task: "classification" or "regression". None: decided by the labels.
         quick: whether rows with answers are few and their trainings short.
         text_length: tokens to which rows with labels are cut, if `options` has no other.
-        max_rows: how many rows with labels are taken of `data` at most. None: all. `held_out` is read whole.
+        max_rows: how many rows with labels are taken of each file at most. None: all.
 
     Raises:
         CodecError: the rows have neither labels nor answers, or are too few.

@@ -40,7 +40,7 @@ class SplitRows:
         Args:
             validation: the rows that are asked about. None: a random fifth of the data.
             seed: decides that fifth.
-            max_rows: how many random rows of the data are taken. None: all.
+            max_rows: how many random rows are taken of each file at most. None: all.
 
         Raises:
             CodecError: there are too few rows.
@@ -54,8 +54,10 @@ class SplitRows:
             held_out, order = [rows[i] for i in order[:count]], order[count:]
         else:
             validation_rows = list(read_examples(validation))
-            held_out = [validation_rows[index] for index in distinct_indices(validation_rows)]
-            require_rows(validation.name, len(held_out), MIN_HELD_OUT, len(validation_rows) - len(held_out))
+            distinct = distinct_indices(validation_rows)
+            chosen = np.random.default_rng(seed).permutation(len(distinct))[:max_rows]
+            held_out = [validation_rows[distinct[i]] for i in sorted(chosen)]
+            require_rows(validation.name, len(held_out), MIN_HELD_OUT, len(validation_rows) - len(distinct))
         candidates = [rows[i] for i in order]
         train = [candidates[index] for index in unrelated_indices(candidates, held_out)]
         require_trainable(data.name, len(train), len(candidates) - len(train))
@@ -166,7 +168,7 @@ class ComparisonRows:
             seed: decides that fifth.
             report_skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
-            max_rows: how many random rows of the data are taken, those that are asked about included. None: all.
+            max_rows: how many random rows are taken of each file at most. None: all.
 
         Raises:
             CodecError: there are rows without labels, or too few rows.

@@ -43,7 +43,8 @@ from milkglass.threat.budget import Budget
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
 RUN_VERSION = 10  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
-KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, however little time is left
+KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, though the time is over
+MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model has so many
 MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way may exceed it
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
@@ -217,7 +218,7 @@ def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: C
     """
     template, commands = "", dict(setting.commands)
     if result.name in WAYS:
-        template = WAYS[result.name].command
+        template = WAYS[result.name].command_for(setting.rows.task)
     if result.is_local and template:
         if result.name in kept_folders:
             commands["kept"] = shlex.quote(kept_folders[result.name])
@@ -376,7 +377,8 @@ class _Run:
         is_replaced = (folder / MARK).is_file()
         if name not in self.models:
             self.log(f"{WAYS[name].title}: made again, to be kept in {folder}")
-        deadline = max(self.setting.deadline, time.monotonic() + KEEP_SECONDS)
+        seconds = min(KEEP_SECONDS, max(MIN_KEEP_SECONDS, self.limits.at_most(KEEP_SECONDS)))
+        deadline = max(self.setting.deadline, time.monotonic() + seconds)
         setting = replace(self.setting, deadline=deadline)
         try:
             keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)

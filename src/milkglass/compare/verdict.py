@@ -25,14 +25,21 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     better_ways = _better_ways(result, sent_ways)
     sentences = [_first_sentence(result, best_local, better_ways)]
     if not better_ways and _learnt_nothing(result, best_local):
+        useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
         sentences.insert(
             0,
-            "No way here is shown to beat naming the commonest class, so that this says nothing of what sending is "
-            f"worth: give more rows or --epochs{slower_alternative(result.origin.get('command', ''))}.",
+            f"No way here is shown to beat {useless}, so that this says nothing of what sending is worth: give more "
+            f"rows or --epochs{slower_alternative(result.origin.get('command', ''))}.",
         )
     if all(way.name == "commonest" for way in result.finished_ways if way.is_local):
         sentences.append("No model was tried on your machine: --ways linear,encoder adds two.")
+    if missing := [way.title for way in result.ways if way.is_local and way.state in ("failed", "not run")]:
+        verb = "was" if len(missing) == 1 else "were"
+        sentences.append(f"{_capitalised(_enumeration(missing))} {verb} not finished, and may be better.")
     hiding_ways = [way for way in better_ways if _hides(way)]
+    unmeasured = [noun for noun in ("names", "numbers") if any(_is_unmeasured(way, noun) for way in hiding_ways)]
+    if unmeasured:
+        sentences.append(f"How many {' and '.join(unmeasured)} are read is not measured: none was found in the texts.")
     readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]
     if readable_ways and not hiding_ways:
         sentences.append(
@@ -57,7 +64,8 @@ def _larger_model(result: ComparisonResult) -> str:
     if larger is not None:
         worth = f"{_capitalised(larger.title)} has {quality_text(result, larger)}"
         return f"{worth}; what another model is worth is seen with it as MODEL."
-    at_home = "" if result.measure == "loss" else ", or here with --ways large-encoder"
+    is_large = any(way.name == "own-model" for way in result.finished_ways)
+    at_home = "" if result.measure == "loss" or is_large else ", or here with --ways large-encoder"
     return f"What a larger one is worth is seen only with a larger MODEL{at_home}."
 
 
@@ -96,6 +104,11 @@ def _hides(way: WayResult) -> bool:
     return way.largest_share_read <= MAX_HIDDEN_SHARE_READ and way.group != "confidential hardware"
 
 
+def _is_unmeasured(way: WayResult, noun: str) -> bool:
+    """Returns whether it is not known how many "names" or "numbers" are read of a way."""
+    return way.reading is None or getattr(way.reading, noun) is None
+
+
 def _reading_text(way: WayResult) -> str:
     """Returns the shares that are read, in words. Names and numbers stand apart where more is read of them."""
     reading = way.reading
@@ -112,7 +125,10 @@ def _reading_text(way: WayResult) -> str:
 
 
 def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
-    """Returns whether the best way with nothing sent cannot be told from naming the commonest class."""
+    """Returns whether the best way with nothing sent cannot be told from naming the commonest class or mean score."""
+    if result.measure == "pearson":
+        quality = best_local.quality
+        return quality is None or not quality.low > 0  # nan, too: equal answers have no correlation
     if result.over_commonest is not None:
         return result.over_commonest.value <= 0 or result.over_commonest.p_value > MAX_P_VALUE
     commonest = next((way for way in result.finished_ways if way.name == "commonest"), None)
@@ -147,6 +163,8 @@ def quality_text(result: ComparisonResult, way: WayResult) -> str:
     """Returns a way's quality in words."""
     assert way.quality is not None
     value = way.quality.value
+    if math.isnan(value):
+        return "no correlation (all its answers are equal)"
     if result.measure == "loss":
         return f"a loss of {value:.2f} nats a token"
     return f"{100 * value:.0f} % right" if result.measure == "accuracy" else f"a correlation of {value:.2f}"

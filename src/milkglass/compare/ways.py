@@ -171,6 +171,14 @@ class Way(abc.ABC):
         """Returns the title of the way where rows have this task."""
         return self.title
 
+    def command_for(self, task: str) -> str:
+        """Returns the next command where rows have this task (`command`)."""
+        return self.command
+
+    def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
+        """Returns whether a comparison of this model on rows with this task runs the way if no names are given."""
+        return task in self.tasks and (self.quick or not is_quick)
+
 
 def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
@@ -246,6 +254,13 @@ class ModelWay(Way):
     def suits(self, base: Checkpoint) -> bool:
         """Returns whether the comparison's own model is used."""
 
+    def trains(self, base: Checkpoint) -> bool:
+        """Returns whether a comparison of this model trains it on this machine by this way."""
+        return self.suits(base)
+
+    def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
+        return task in self.tasks and (self.quick or not is_quick or self.suits(base))
+
     def base(self, setting: ComparisonSettings) -> Checkpoint:
         """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
         return setting.base if self.suits(setting.base) else Checkpoint.open(resolve(self.model))
@@ -273,13 +288,7 @@ class EncoderWay(ModelWay):
         return architecture_of(base).kind == "encoder" and weight_bytes(base) in self.size
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        base = self.base(setting)
-        cell = cell_of(setting, Plain(), None if base is setting.base else base)
-        watch, (texts, pairs) = Stopwatch(), timed_texts(setting)
-        cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
-        seconds = 1000 * watch.seconds() / len(texts)
-        setup = cell.client_seconds + cell.training_seconds
-        return WayAnswer(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
+        return local_answers(setting, self.base(setting))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,19 +306,62 @@ class DecoderWay(ModelWay):
     def suits(self, base: Checkpoint) -> bool:
         return weight_bytes(base) <= MAX_SMALL_DECODER
 
+    def trains(self, base: Checkpoint) -> bool:
+        return self.is_tuned and self.suits(base)
+
     def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
         return super().model_to_train(setting) if self.is_tuned else None
 
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        base, rows = self.base(setting), setting.rows
-        assert isinstance(rows, ChatRows)
-        is_settings_base = base is setting.base
-        cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, self.is_tuned)
-        losses = answers.predictions(cell, rows, None if is_settings_base else setting.base)
-        setup = cell.client_seconds + (cell.training_seconds if self.is_tuned else 0.0)
-        return WayAnswer(
-            losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
-        )
+        return local_written_answers(setting, self.base(setting), self.is_tuned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModelWay(Way):
+    """Trains the comparison's own model on this machine. It is the cell of the model as it is, at the provider.
+
+    It is run by default unless another way does the same.
+    """
+
+    def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
+        others = [way for way in WAYS.values() if isinstance(way, ModelWay) and task in way.tasks]
+        return task in self.tasks and not any(way.trains(base) for way in others)
+
+    def command_for(self, task: str) -> str:
+        return SERVE_LOCALLY if task == TASK else CLASSIFY_LOCALLY
+
+    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
+        return setting.base
+
+    def work(self, setting: ComparisonSettings) -> float:
+        return 1.0
+
+    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
+        if setting.rows.task == TASK:
+            return local_written_answers(setting, setting.base)
+        return local_answers(setting, setting.base)
+
+
+def local_answers(setting: ComparisonSettings, base: Checkpoint) -> WayAnswer:
+    """Trains a model with a head for labels on this machine, and measures its answers."""
+    cell = cell_of(setting, Plain(), None if base is setting.base else base)
+    watch, (texts, pairs) = Stopwatch(), timed_texts(setting)
+    cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
+    seconds = 1000 * watch.seconds() / len(texts)
+    setup = cell.client_seconds + cell.training_seconds
+    return WayAnswer(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
+
+
+def local_written_answers(setting: ComparisonSettings, base: Checkpoint, is_tuned: bool = True) -> WayAnswer:
+    """Trains a decoder on this machine if `is_tuned`, and measures its answers in words."""
+    assert isinstance(setting.rows, ChatRows)
+    is_settings_base = base is setting.base
+    cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, is_tuned)
+    losses = answers.predictions(cell, setting.rows, None if is_settings_base else setting.base)
+    setup = cell.client_seconds + (cell.training_seconds if is_tuned else 0.0)
+    return WayAnswer(
+        losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
+    )
 
 
 # --- something is sent ------------------------------------------------------------------------------------------------
@@ -433,6 +485,8 @@ def layer_weights(base: Checkpoint) -> int:
     return sum(rows * columns for rows, columns in matrices if rows < MIN_TABLE_ROWS)
 
 
+CLASSIFY_LOCALLY = "milkglass classify --local {kept} {text}"
+SERVE_LOCALLY = "vllm serve {kept}"
 PROVIDER = "the provider, who reads it"
 TRAINS = "a GPU, and your model of any kind"
 SERVES = "a GPU, and the scrambled model"
@@ -441,24 +495,26 @@ WAYS: Catalogue[Way] = Catalogue(
     "way",
     CommonestClass(name="commonest", title="naming the commonest class", group="nothing is sent"),
     LinearWay(
-        name="linear", title="a linear model on your machine", group="nothing is sent",
-        command="milkglass classify --local {kept} {text}",
+        name="linear", title="a linear model on your machine", group="nothing is sent", command=CLASSIFY_LOCALLY,
     ),
     EncoderWay(
         name="encoder", title="a small encoder on your machine", group="nothing is sent", model="demo:minilm",
-        command="milkglass classify --local {kept} {text}",
+        command=CLASSIFY_LOCALLY,
     ),
     EncoderWay(
         name="large-encoder", title="an encoder of BERT-base's size on your machine", group="nothing is sent",
-        model="demo:mpnet", size=LARGE_BYTES, command="milkglass classify --local {kept} {text}", quick=False,
+        model="demo:mpnet", size=LARGE_BYTES, command=CLASSIFY_LOCALLY, quick=False,
     ),
     DecoderWay(
         name="untuned", title="the published small model on your machine", group="nothing is sent", is_tuned=False,
-        command="vllm serve {kept}",
+        command=SERVE_LOCALLY,
     ),
     DecoderWay(
-        name="alone", title="the small model tuned on your machine", group="nothing is sent",
-        command="vllm serve {kept}",
+        name="alone", title="the small model tuned on your machine", group="nothing is sent", command=SERVE_LOCALLY,
+    ),
+    OwnModelWay(
+        name="own-model", tasks=ALL_TASKS, title="the provider's model trained on your machine",
+        group="nothing is sent",
     ),
     DefenceWay(
         name="masked", tasks=ALL_TASKS, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
@@ -532,13 +588,16 @@ WAYS: Catalogue[Way] = Catalogue(
 )  # fmt: skip
 
 
-def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str = "classification") -> list[Way]:
-    """Returns the ways to run, in the catalogue's order: those that are named, or those for the task.
+def choose_ways(
+    names: Sequence[str], is_quick: bool, takes_all: bool, task: str = "", base: Checkpoint | None = None
+) -> list[Way]:
+    """Returns the ways to run, in the catalogue's order: those that are named, or those for the task and the model.
 
     Args:
         is_quick: leaves out the ways that take long.
         takes_all: takes every way for the task, also slow ones and those of packages. Otherwise a package's way runs
             only if it is named.
+        task, base: the task of the rows, and the model. None: they are not known yet, and only names are checked.
 
     Raises:
         UsageError: a name is unknown, or names are given and `takes_all`.
@@ -553,6 +612,8 @@ def choose_ways(names: Sequence[str], is_quick: bool, takes_all: bool, task: str
             )
         chosen_names = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in chosen_names]
-    ways_for_task = [way for way in WAYS.values() if task in way.tasks]
-    built_in = [way for way in ways_for_task if way.name in WAYS.built_in and (way.quick or not is_quick)]
-    return ways_for_task if takes_all else built_in
+    if base is None:
+        return []
+    if takes_all:
+        return [way for way in WAYS.values() if task in way.tasks]
+    return [way for way in WAYS.values() if way.name in WAYS.built_in and way.is_default(task, base, is_quick)]

@@ -35,15 +35,23 @@ def percent(share: float, is_lower_bound: bool = False, digits: int = 0) -> str:
     return f"more than {100 - unit:.{digits}f} %" if float(written) == 100 else f"{written} %"
 
 
-def exact_percent(share: float) -> str:
+def exact_percent(share: float, is_lower_bound: bool = False) -> str:
     """Returns a share in percent with one decimal, or one digit if that would be 0.0: "12.3 %", "0.04 %"; "-" for nan.
 
-    The space does not break.
+    The spaces do not break.
+
+    Args:
+        share: from 0 to 1.
+        is_lower_bound: whether the true share may be larger. Then "≥" is written, and the share is rounded down.
     """
     if math.isnan(share):
         return "-"
-    value = 100 * share
-    return f"{value:.1f}\u00a0%" if value >= 0.05 or value == 0 else f"{value:.1g}\u00a0%"
+    value, sign = 100 * share, ""
+    rounds_to_zero = value < 0.05 or (is_lower_bound and value < 0.1)
+    digits = -math.floor(math.log10(value)) if rounds_to_zero and value else 1
+    if is_lower_bound and share < 1:
+        value, sign = math.floor(value * 10**digits + 1e-9) / 10**digits, "≥\u00a0"
+    return f"{sign}{value:.{digits}f}\u00a0%"
 
 
 def percent_with_interval(share: Interval, is_lower_bound: bool = False) -> str:

@@ -57,7 +57,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[st
 
 def _write_share(axes: Any, value: float, end: float, place: int, is_lower_bound: bool = False) -> None:
     """Writes a share beside the end of its bar."""
-    label = f"{'≥ ' if is_lower_bound else ''}{exact_percent(value)}"
+    label = exact_percent(value, is_lower_bound)
     axes.annotate(label, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 

@@ -30,7 +30,9 @@ def render(result: ComparisonResult) -> str:
     templates.globals["guessing_meaning"] = words.GUESSING_MEANING
     templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
     template = templates.get_template("compare/report/page.html")
-    return template.render(r=result, picture=Markup(picture.picture_svg(result)))
+    drawn = picture.drawn_ways(result)
+    undrawn = [way.title for way in result.finished_ways if way not in drawn]
+    return template.render(r=result, picture=Markup(picture.picture_svg(result)), undrawn=undrawn)
 
 
 def _breakable_parts(figure: str) -> Markup:

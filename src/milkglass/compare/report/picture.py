@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from milkglass.compare.result import ComparisonResult, Group
+from milkglass.compare.result import ComparisonResult, Group, WayResult
 from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
@@ -19,7 +19,7 @@ AXIS = {"accuracy": "right answers, %", "pearson": "correlation with the true sc
 
 def picture_svg(result: ComparisonResult) -> str:
     """Returns the picture as SVG; "" if no way is done."""
-    points = [way for way in result.finished_ways if not math.isnan(way.share_read)]
+    points = drawn_ways(result)
     if not points:
         return ""
     scale = 100 if result.measure == "accuracy" else 1
@@ -46,6 +46,11 @@ def picture_svg(result: ComparisonResult) -> str:
             axes.invert_yaxis()
         write_names(axes, places, [way.name for way in points], colours)
         return svg(figure, "What each way is worth, against what is read of it")
+
+
+def drawn_ways(result: ComparisonResult) -> list[WayResult]:
+    """Returns the ways of which it is known what share of content words is read."""
+    return [way for way in result.finished_ways if not math.isnan(way.share_read)]
 
 
 def _places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
