@@ -157,6 +157,46 @@ def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Cod
     assert missed.min() >= 1 and missed.max() <= last + 1, "the last word alone is not in its place"
 
 
+@pytest.mark.parametrize("order", [lambda words: words[::-1], sorted, lambda words: [*words[2:], *words[:2]]])
+def test_words_in_another_order_are_read(
+    base: Checkpoint, order: Callable[[list[str]], list[str]], tmp_path: Path
+) -> None:
+    """Who sends every word, wherever it stands, hides none of them."""
+    path = tmp_path / "moved.jsonl"
+    rows = [{"text": one, "sent": " ".join(order(one.split()))} for one in TEXTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert best_of(base, path, "as-it-is")["as-it-is, model only"] > 0.8, "a text's first word has tokens of its own"
+
+
+def test_replaced_words_that_come_again_elsewhere_are_not_read(base: Checkpoint, tmp_path: Path) -> None:
+    """Words of other texts share tokens with a text by chance, which says nothing of where they stood."""
+    path, rng = tmp_path / "other.jsonl", np.random.default_rng(3)
+    others = [TEXTS[index] for index in rng.permutation(len(TEXTS))]
+    rows = [{"text": one, "sent": " ".join(["so", *other.split()])} for one, other in zip(TEXTS, others, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    scene = scene_of(base, read_captured(path), 1)
+    original, places, sent = scene.truth.tokens, scene.truth.origin, scene.truth.sent
+    assert places is not None
+    known = places >= 0
+    assert (np.bincount(places[known]) <= 1).all(), "two tokens cannot have come at one place"
+    assert (sent.sequence_indices[places[known]] == original.sequence_indices[known]).all()
+
+
+@pytest.mark.parametrize(
+    ("sent", "named"),
+    [
+        ("", "has an empty text as sent"),
+        ("d2UgYXJlIGhlcmUgYW5kIHRoZSB3b3VuZCBpcyBvcGVuIGFnYWluIGFuZCBhZ2Fpbg==", "a word of 68 characters"),
+        ("\U0001f9ff \U0001f9ff \U0001f9ff", "are unknown to"),
+    ],
+)
+def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "encoded.jsonl"
+    path.write_text("".join(json.dumps({"text": one, "sent": sent}) + "\n" for one in TEXTS), "utf-8")
+    with pytest.raises(CodecError, match=named):
+        scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1)
+
+
 def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     """Random vectors of the client's own, one for each token: who has not run the client reads nothing."""
     table = np.random.default_rng(0).normal(size=(tiny.VOCAB, 32)).round(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import math
 import shlex
@@ -27,8 +28,16 @@ from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.run import MAX_SHARE_OVER, MIN_ATTACK_SECONDS, TimeLimits, _Run, _with_command, read_way
-from milkglass.compare.training import cut_words, loss_fall, reported_losses
+from milkglass.compare.run import (
+    MAX_SHARE_OVER,
+    MIN_ATTACK_SECONDS,
+    TimeLimits,
+    _over_commonest,
+    _Run,
+    _with_command,
+    read_way,
+)
+from milkglass.compare.training import cut_words, loss_fall, reported_losses, unknown_words
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.defences.masked_text import MaskedText
@@ -86,6 +95,63 @@ def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> N
     assert cut_words(base, LabelledTexts(texts[:5], [0] * 5), 30) == ""
 
 
+def test_tokens_that_the_model_does_not_know_are_reported() -> None:
+    """Of a language that a vocabulary lacks, little is read and little is learnt, which is no protection."""
+    base = Checkpoint.open(resolve("demo:minilm"))
+    english, other = ["the wound is open again"] * 30, ["\U0001f9ff \U0001f9ff open"] * 30
+    assert unknown_words(base, LabelledTexts(english, [0] * 30)) == ""
+    assert unknown_words(base, LabelledTexts([*english, *other], [0] * 60)).startswith("17 % of the rows' tokens")
+
+
+def test_a_kept_model_removes_no_other_file_of_a_comparison(tmp_path: Path) -> None:
+    """What `--keep` replaces, and what else the command writes, are in folders apart."""
+    data, model = written(tmp_path / "rows.jsonl", rows(0, 100)), tiny.save("bert", tmp_path / "model")
+    out, home = tmp_path / "a" / "out", tmp_path / "a"
+    for keep, cache in (
+        (out, None),
+        (home, None),
+        (out / "cells", None),
+        (out / "runs" / "x", None),
+        (None, out / "kept"),
+    ):
+        options = [*(("--keep", keep) if keep else ()), *(("--cache", cache) if cache else ())]
+        found = call("compare", model, data, "--out", out, "--ways", "linear", *options)
+        refused(found, 2, "--keep")
+    assert not home.exists(), "nothing was written"
+    sibling = document(
+        call("compare", model, data, "--out", out, "--ways", "linear", "--keep", home / "kept", "--json")
+    )
+    assert sibling["kept"] == str(home / "kept") and (out / "compare.html").is_file()
+
+
+def test_a_page_is_written_even_if_no_model_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_module.keep, "keep", no_room)
+    data, model = written(tmp_path / "rows.jsonl", rows(0, 100)), tiny.save("bert", tmp_path / "model")
+    found = document(call("compare", model, data, "--out", tmp_path / "out", "--ways", "linear", "--json"))
+    assert any("No model is kept in" in note and "No space left" in note for note in found["notes"])
+    assert found["kept"] == "" and (tmp_path / "out" / "compare.html").is_file()
+
+
+def test_the_providers_model_is_trained_once_and_kept_at_home(tmp_path: Path) -> None:
+    """A second comparison with the same cache trains nothing."""
+    model, data = tiny.save("llama-tied", tmp_path / "llama"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    refused(call("compare", tiny.save("gpt2", tmp_path / "gpt2"), data), 3, "names no padding")
+    cache = tmp_path / "cache"
+    run = ("compare", model, data, *SMALL, "--ways", "commonest,own-model,plain", "--cache", cache, "--json", "--out")
+    first = document(call(*run, tmp_path / "one"))
+    made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
+    own, plain = first["ways"][1:]
+    assert own["name"] == "own-model" and own["quality"] == plain["quality"] and first["kept_way"] == "own-model"
+    assert len([*cache.glob("*/cell.json")]) <= 1 and made and not (tmp_path / "one" / "cells").exists()
+    assert call("classify", "--local", first["kept"], "the wound is open").exit_code == 0
+    second = document(call(*run, tmp_path / "two"))
+    assert [one["quality"] for one in second["ways"]] == [one["quality"] for one in first["ways"]]
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")} == made
+
+
 def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_explain_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.1, 40)
@@ -109,7 +175,7 @@ def way(name: str, group: Group, value: float, above: float | None = None, read:
         None
         if read is None
         else Reading(
-            "an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05, masks={"masks guessed": 0.5}
+            "an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 90)] * 4, 0.05, masks={"masks guessed": 0.5}
         )
     )
     gap = None if above is None else difference(above, above - 0.02, above + 0.02)
@@ -197,18 +263,43 @@ def test_a_package_s_way_with_nothing_sent_counts_for_ways_before_it(tmp_path: P
 
 
 def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
-    commonest = way("commonest", "nothing is sent", 0.70)
-    first, second, *_ = compared(commonest, way("ids", "words are scrambled", 0.6, -0.12, 0.6)).verdict
-    assert first.startswith("No way here is shown to beat naming the commonest class") and second.startswith("Keep it")
-    assert "--quick" not in first
-    assert not any("commonest" in one for one in compared(way("commonest", "nothing is sent", 0.40)).verdict)
     result = compared(way("commonest", "nothing is sent", 0.64), way("ids", "words are scrambled", 0.6, -0.12, 0.6))
+    assert verdict(result)[0].startswith("Keep it here"), "nothing was compared with the commonest class"
     unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
-    assert verdict(unclear)[0].startswith("No way here is shown to beat naming the commonest class")
+    first, *others = verdict(unclear)
+    assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
+    assert "--quick" not in first and not any("Keep it here" in sentence for sentence in others)
     in_haste = replace(unclear, origin={**unclear.origin, "command": "milkglass compare MODEL ROWS --quick --out out"})
     assert "leave out --quick" in verdict(in_haste)[0]
+    for worse in (difference(-0.08, -0.15, -0.01), difference(math.nan, math.nan, math.nan)):
+        assert "no way here is shown" in verdict(replace(result, over_commonest=worse))[0]
     clear = replace(result, over_commonest=difference(0.08, 0.01, 0.15))
     assert verdict(clear)[0].startswith("Keep it here")
+
+
+def test_every_way_is_compared_with_the_commonest_class(tmp_path: Path) -> None:
+    """A way that sends may beat it where the best with nothing sent does not; the number of ways is counted."""
+    own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    truth = np.asarray(own.held_out.labels)
+    useless, good = 1 - truth, np.where(np.arange(len(truth)) % 8 == 0, 1 - truth, truth)
+    alone, both = (_over_commonest(setting, answers) for answers in ([good], [useless, good]))
+    assert alone is not None and both is not None and both.value == alone.value > 0.2
+    assert both.p_value == pytest.approx(2 * alone.p_value) and both.p_value < 0.05
+    nothing = _over_commonest(setting, [useless])
+    assert nothing is not None and nothing.value < 0 and _over_commonest(setting, []) is None
+
+
+def test_the_page_has_the_command_that_tries_a_larger_model(tmp_path: Path) -> None:
+    """It keeps that model in a folder of its own: the smaller one may be as good, and quicker."""
+    data = written(tmp_path / "rows.jsonl", rows(0, 100))
+    run = ("compare", tiny.save("bert", tmp_path / "bert"), data, "--out", tmp_path / "out", *SMALL, "--json")
+    found = document(call(*run, "--ways", "linear"))
+    assert found["larger_command"].endswith("--ways large-encoder --keep kept-large-encoder")
+    assert str(data) in found["larger_command"] and "--ways linear" not in found["larger_command"]
+    assert found["larger_command"] in html.unescape((tmp_path / "out" / "compare.html").read_text("utf-8"))
+    assert document(call(*run, "--ways", "own-model"))["larger_command"] == ""
 
 
 def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:
@@ -264,20 +355,30 @@ def test_the_verdict_names_what_you_have_alone_and_was_not_finished() -> None:
     assert not any("not finished" in sentence for sentence in compared(plain).verdict)
 
 
-def test_names_that_no_text_has_are_not_called_hidden() -> None:
+def test_names_that_few_texts_have_are_not_called_hidden() -> None:
     hidden = way("ids", "words are scrambled", 0.9, 0.2, 0.02)
-    assert hidden.reading is not None and not any("not measured" in sentence for sentence in compared(hidden).verdict)
-    without = replace(hidden, reading=replace(hidden.reading, names=None))
-    assert any("How many names are read is not measured" in sentence for sentence in compared(without).verdict)
+    assert hidden.reading is not None and "is worth sending" in compared(hidden).verdict[0]
+    for names in (None, Interval(0.0, 0.0, 0.05, 3)):
+        without = replace(hidden, reading=replace(hidden.reading, names=names))
+        first = compared(without).verdict[0]
+        assert "may be worth sending" in first and "How many names are read is not measured" in first
 
 
-@pytest.mark.parametrize(("low", "warns"), [(-0.1, True), (0.2, False), (math.nan, True)])
-def test_scores_that_no_way_learnt_say_nothing_of_sending(low: float, warns: bool) -> None:
-    """A correlation is compared with 0, which scores that are all the same have."""
-    local = replace(HOME, quality=Interval(math.nan if math.isnan(low) else 0.3, low, 0.6, 90))
+def test_what_may_be_read_decides_whether_a_way_hides_text() -> None:
+    """A share of 9 % whose interval ends at 17 % is not known to be small."""
+    good = way("good", "words are scrambled", 0.8, 0.08, 0.09)
+    assert good.reading is not None and "is worth sending" in compared(good).verdict[0]
+    wide = replace(good, reading=replace(good.reading, numbers=Interval(0.09, 0.04, 0.17, 20)))
+    assert "No way here hides your text" in compared(wide).verdict[0]
+
+
+@pytest.mark.parametrize(("value", "p_value", "warns"), [(0.3, 0.2, True), (0.3, 0.01, False), (-0.2, 0.01, True)])
+def test_scores_that_no_way_learnt_say_nothing_of_sending(value: float, p_value: float, warns: bool) -> None:
+    """A correlation is compared with 0, which answers that are all the same have."""
+    local = replace(HOME, quality=Interval(math.nan if value < 0 else value, -0.1, 0.6, 90))
     sent = way("ids", "words are scrambled", 0.1, -0.2, 0.6)
     found = ComparisonResult("a model", "regression", "pearson", 90, 90, 90, 0, (local, sent))
-    words_of = " ".join(verdict(found))
+    words_of = " ".join(verdict(replace(found, over_commonest=replace(difference(value, -1, 1), p_value=p_value))))
     assert ("shown to beat naming the mean score" in words_of) == warns and " nan" not in words_of
 
 
@@ -817,7 +918,7 @@ def test_names_that_cannot_be_recognised_are_said_to_be_unmeasured(tmp_path: Pat
         out = tmp_path / f"out-{change.__name__}"
         found = document(call("compare", model, data, "--out", out, *SMALL, "--ways", "linear,rnm,plain", "--json"))
         names = [one["reading"]["names"] for one in found["ways"][1:]]
-        has_note = any(note.startswith("No name was recognised") for note in found["notes"])
+        has_note = any(sentence.startswith("No name was recognised") for sentence in found["verdict"])
         assert has_note or any("Names were recognised in 80 of 80 texts" in note for note in found["notes"])
         assert [share is None for share in names] == [change is str.lower] * 2 and has_note == (change is str.lower)
         rnm, plain = found["ways"][1:]
@@ -850,7 +951,7 @@ def test_a_model_of_pairs_is_asked_about_pairs(ways: str, tmp_path: Path) -> Non
     found = document(
         call("compare", model, written(tmp_path / "pairs.jsonl", pairs), *run, tmp_path / "o", "--keep", kept)
     )
-    assert found["kept_way"] == ways.split(",")[-1] and (found["over_commonest"] is not None) == ("commonest" in ways)
+    assert found["kept_way"] == ways.split(",")[-1] and (found["over_commonest"] is not None) == (ways != "commonest")
     assert found["attacked"] == found["rows"], "of half of the rows, both texts"
     refused(call("classify", "--local", kept, "the nurse called"), 2, "was trained on pairs of texts")
     assert call("classify", "--local", kept, "the nurse called", "--pair", "she called again").exit_code == 0

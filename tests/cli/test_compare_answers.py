@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.compare import answers, chat_rows, kept_model
 from milkglass.compare.answers import ChatPreparer
-from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, user_text
+from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, unsanitized_share, user_text
 from milkglass.compare.quality import difference_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
@@ -142,7 +142,23 @@ def test_masks_stand_in_what_is_sent_and_in_no_answer_that_is_asked_for(tmp_path
     (asked,) = one.asked_rows([chat], tmp_path / "work")
     assert asked.messages[1] == turns[1] and asked.messages[3] == turns[3], "what the model says is judged as it is"
     assert "Keller" not in asked.messages[0]["content"] and "Baker" not in asked.messages[2]["content"]
-    assert "Berlin" not in one.codec.decode(one.prompt(chat)) and "is noted" in one.codec.decode(one.prompt(chat))
+    prompt = one.codec.decode(one.prompt(chat))
+    assert not any(name in prompt for name in ("Berlin", "Keller")) and "is noted" in prompt, (
+        "earlier answers cross, too"
+    )
+
+
+def test_words_that_nobody_replaces_are_counted(tmp_path: Path) -> None:
+    """Sanitizers of a split decoder replace what users say: other messages of a prompt cross as they are."""
+    turns = (
+        {"role": "system", "content": "The patient is Maria Keller"},
+        {"role": "user", "content": "who is it"},
+        {"role": "assistant", "content": "Maria Keller"},
+        {"role": "user", "content": "from where"},
+        {"role": "assistant", "content": "from Berlin"},
+    )
+    assert unsanitized_share([Example(1, "chat", messages=turns)]) == pytest.approx(7 / 12)
+    assert unsanitized_share([Example(1, "chat", messages=(turns[1], turns[4]))]) == 0
 
 
 def test_replaced_tokens_are_the_users_alone(tmp_path: Path) -> None:
@@ -161,7 +177,9 @@ def test_replaced_tokens_are_the_users_alone(tmp_path: Path) -> None:
 # --- words ------------------------------------------------------------------------------------------------------------
 def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
     """A way with this loss, so far above that of what the user has alone, of which this share is read."""
-    seen = None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 9)] * 4, 0.05)
+    seen = (
+        None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 90)] * 4, 0.05)
+    )
     gap = None if above is None else difference(above, above - 0.02, above + 0.02)
     return WayResult(
         name, f"the way {name}", group, "done", quality=Interval(value, value - 0.1, value + 0.1, 40), above=gap,

@@ -43,7 +43,7 @@ def test_rows_that_occur_three_times_count_once(tmp_path: Path) -> None:
     found = read(written(tmp_path / "rows.jsonl", [*labelled(120), *spaced, *labelled(120)]))
     assert len(found.train.texts) + len(found.held_out.texts) == 120
     assert {*found.train.texts}.isdisjoint(found.held_out.texts)
-    assert found.repeats_notes == ("240 of 360 rows equal earlier ones, and count once",)
+    assert found.repeats_notes == ("240 of 360 rows equal earlier ones: equal rows count once",)
 
 
 def test_what_is_asked_about_is_not_trained_with(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_conversations_that_ask_the_same_are_on_one_side(tmp_path: Path) -> None
     found = read_chats(base, written(tmp_path / "rows.jsonl", rows))
     questions, asked = ([question_digest(row) for row in part] for part in (found.chats, found.asked))
     assert {*questions}.isdisjoint(asked)
-    assert found.repeats_notes[0] == "120 of 270 rows equal earlier ones, and count once"
+    assert found.repeats_notes[0] == "120 of 270 rows equal earlier ones: equal rows count once"
     assert found.repeats_notes[-1] == "30 questions have several answers (such as rows 1 and 241, 2 and 242, 3 and 243)"
     overlapping = written(tmp_path / "asked.jsonl", chats(60))
     other = read_chats(base, written(tmp_path / "more.jsonl", chats(140)), overlapping)

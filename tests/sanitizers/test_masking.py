@@ -140,6 +140,7 @@ ENGLISH = (
 def test_texts_in_another_language_are_noticed_and_a_few_words_are_not() -> None:
     assert "English function words" in LanguageTally.of(GERMAN * 2).note()
     assert "English function words" in LanguageTally.of(["会議は月曜日です。" + " 東京 駅 会議"] * 40).note()
+    assert LanguageTally.of(["我们星期一在北京开会"] * 20).note(), "no blanks stand between its words"
     assert LanguageTally.of(ENGLISH * 2).note() == "" and LanguageTally.of(GERMAN[:1]).note() == ""
     assert LanguageTally.of([]).note() == ""
 

@@ -7,6 +7,7 @@ A row of a captured file holds a text and what crossed for it:
     {"text": "...", "sent": [[0.1, ...], ...]}       vectors, one for each token, or one for the whole text
 
 Where ids are sent, the vendor's server has a model of its own, whose table attacks read too if its folder is given.
+Where text is sent, attacks read the public model's table.
 
 A random half of the rows is attacked. An attacker has the texts of the other half, without those that are among the
 attacked ones or hold one. A second one, who can run the client as its vendor can, has what was sent for them as well.
@@ -46,6 +47,9 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 
 SentKind = Literal["ids", "text", "vectors"]
 MAX_ID = 1 << 22  # ids must be lower
+MAX_UNKNOWN_SENT = 0.2  # a larger share of unknown tokens is no text that was sent
+MAX_WORD_CHARACTERS = 60  # longer words than any of the text are an encoding of it
+REORDERED_SHARE = 0.1  # of all tokens; replaced words come again at another place by chance, but not so often
 NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
 
 
@@ -178,6 +182,8 @@ def scene_of(
     attackers = [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
     max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
     served_weights = [] if served is None else [_served_weights(served, rows[0], max_id)]
+    if rows[0].kind == "text":  # whatever reads words has the public model's table, or none that attacks need
+        served_weights = [Weights(Model.open(base.folder))]
     size = max(len(codec.sigma), max_id + 1, *(weights.model.vocab_size for weights in served_weights))
     truth = replace(truth, inverse=_likeliest_public_ids(private_sent, size))
     scene = public_scene(
@@ -260,21 +266,43 @@ class _CapturedClient:
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
             return self._vectors(rows, original)
-        sent, origin, sent_before = [], [], 0
-        for row, token_ids in zip(rows, original, strict=True):
-            ids = row.sent if row.kind == "ids" else self._replaced_ids(row)
-            places = self._aligned_places(row, token_ids, ids) if row.kind == "ids" else _matched_places(token_ids, ids)
-            origin.append(np.where(places == NO_BELIEF, NO_BELIEF, places + sent_before))
-            sent.append(ids)
-            sent_before += len(ids)
-        all_sent = Sequences.of(sent)
-        return _SentTexts(Tokens(all_sent), all_sent, original, np.concatenate(origin).astype(np.int64))
+        if rows[0].kind == "ids":
+            sent = Sequences.of([row.sent for row in rows])
+            places = [self._aligned_places(row, *ids) for row, *ids in zip(rows, original, sent, strict=True)]
+        else:
+            sent = Sequences.of([self._replaced_ids(row) for row in rows])
+            self._require_words(rows, sent)
+            places = _places_in_text(list(zip(original, sent, strict=True)))
+        starts = np.cumsum(sent.lengths) - sent.lengths
+        origin = np.concatenate(places)
+        origin = np.where(origin == NO_BELIEF, NO_BELIEF, origin + np.repeat(starts, original.lengths))
+        return _SentTexts(Tokens(sent), sent, original, origin.astype(np.int64))
 
     def _replaced_ids(self, row: CapturedRow) -> Ids:
         """Returns the public ids of replaced text."""
         if not row.sent.strip():
             return np.zeros(0, np.int64)
         return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
+
+    def _require_words(self, rows: Sequence[CapturedRow], sent: Sequences) -> None:
+        """Raises CodecError if what was sent is mostly no words that the public model knows, or nothing at all.
+
+        Attacks would read none of it, which says nothing of the client.
+        """
+        hint = "give what crossed: words, ids or vectors; decode what is encoded, such as base64"
+        empty_rows = [row for row in rows if not row.sent.strip()]
+        if 2 * len(empty_rows) > len(rows):
+            raise CodecError(f"{empty_rows[0].place} has an empty text as sent, and so have most rows", hint)
+        unknown_share = float(np.mean(sent.ids == self.codec.tokenizer.unk_token_id)) if len(sent.ids) else 0.0
+        if unknown_share > MAX_UNKNOWN_SENT:
+            raise CodecError(
+                f"{100 * unknown_share:.0f} % of the tokens that were sent are unknown to {self.base.folder.name}", hint
+            )
+        for row in rows:
+            longest, longest_of_text = (max(map(len, text.split()), default=0) for text in (row.sent, row.text))
+            if longest > max(MAX_WORD_CHARACTERS, longest_of_text):
+                fault = f"{row.place}: what was sent has a word of {longest:,} characters, longer than any of its text"
+                raise CodecError(fault, hint)
 
     def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
         """Returns (tokens,) the place where each token of a text was sent, NO_BELIEF for special tokens left out.
@@ -368,6 +396,45 @@ def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
     if np.array_equal(token_ids[token_order], sent[sent_order]):
         places[token_order] = sent_order
     return places
+
+
+def _places_in_text(pairs: Sequence[tuple[Ids, Ids]]) -> list[Ids]:
+    """Returns where each token of some texts is in the replaced text.
+
+    Args:
+        pairs: the tokens of each text, and those of its replaced text.
+
+    Longest common parts decide. Where words came in another order, these are few; then each token that they leave is
+    at the next place that has it. That is so if it finds more of all texts' tokens, by REORDERED_SHARE of them.
+    """
+    matched = [_matched_places(*pair) for pair in pairs]
+    reordered = [_with_moved_tokens(*pair, places) for pair, places in zip(pairs, matched, strict=True)]
+
+    def share_of(places_of_texts: Sequence[Ids]) -> float:
+        equal = [
+            sent[places[places != NO_BELIEF]] == token_ids[places != NO_BELIEF]
+            for (token_ids, sent), places in zip(pairs, places_of_texts, strict=True)
+        ]
+        return sum(map(np.count_nonzero, equal)) / max(1, sum(len(token_ids) for token_ids, _ in pairs))
+
+    return reordered if share_of(reordered) - share_of(matched) > REORDERED_SHARE else matched
+
+
+def _with_moved_tokens(token_ids: Ids, sent: Ids, places: Ids) -> Ids:
+    """Returns places in which tokens that are not at theirs are at a free one that has them, if there is one."""
+    is_right = places != NO_BELIEF
+    is_right[is_right] = sent[places[is_right]] == token_ids[is_right]
+    free_places: dict[int, list[int]] = {}
+    for place in np.setdiff1d(np.arange(len(sent)), places[is_right])[::-1].tolist():
+        free_places.setdefault(int(sent[place]), []).append(place)
+    moved, taken = places.copy(), set(places[is_right].tolist())
+    for index in np.flatnonzero(~is_right).tolist():
+        if free_places.get(int(token_ids[index])):
+            moved[index] = free_places[int(token_ids[index])].pop()
+            taken.add(int(moved[index]))
+            is_right[index] = True
+    moved[~is_right & np.isin(moved, list(taken))] = NO_BELIEF  # another token is there now
+    return moved
 
 
 def _matched_places(token_ids: Ids, sent: Ids) -> Ids:

@@ -20,7 +20,6 @@ ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 60.0
 TEXT_TOKENS, QUICK_TEXT_TOKENS = 256, 64  # the tokens that models read of a text with a label, if no option says it
 QUICK_ROW_COUNT = 2_000  # the most rows with --quick
 CLEAN_ROWS = "rows.jsonl"  # stands in the next commands for rows that need options of columns, or are no JSON Lines
-REMOVABLE_NOTE = "its folders cells and runs only let another run take over what is done, and may be removed"
 
 
 @with_options
@@ -46,7 +45,8 @@ def compare(
         typer.Option(
             "--quick",
             help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of each file and "
-            f"{QUICK_TEXT_TOKENS} tokens of a text: about 10 minutes on two cores that do nothing else.",
+            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm about 10 minutes on two cores that do nothing "
+            "else.",
         ),
     ] = False,
     budget: Annotated[
@@ -115,7 +115,7 @@ def compare(
     data_file.columns_by_role()
     if held_out is not None:
         held_out.columns_by_role()
-    from milkglass.compare.keep import require_free
+    from milkglass.compare.keep import require_apart, require_free
     from milkglass.compare.prepare import prepare
     from milkglass.compare.report import page
     from milkglass.compare.report.words import kept_line, legend, line, next_line, notes_of
@@ -137,12 +137,11 @@ def compare(
     choose_ways(names, quick, everything)
     clock_seconds = Budget.parse(budget).seconds if budget else float("inf")
     attack_seconds = Budget.parse(attacks).seconds if attacks else QUICK_ATTACK_SECONDS if quick else ATTACK_SECONDS
-    if keep is not None and keep.resolve() == out.resolve():
-        raise UsageError(f"--keep and --out are both {out}", "give the kept model a folder of its own")
-    kept_folder = keep or out / "kept"
+    kept_folder, cells = keep or out / "kept", cache or out / "cells"
     for option, folder in (("--out", out), ("--cache", cache)):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file, not a folder", f"give another {option}")
+    require_apart(kept_folder, out, cells)
     require_free(kept_folder)
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
@@ -174,7 +173,7 @@ def compare(
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
         settings = ComparisonSettings(
-            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, cache or out / "cells",
+            model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, cells,
             core_count(), log, commands, notes,
         )  # fmt: skip
         way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
@@ -201,9 +200,11 @@ def compare(
     if (earlier_page := page.set_aside(result, out)) is not None:
         note(f"the page of the comparison that was in {out} is now {earlier_page}")
     page_file = page.write(result, out)
+    removable = "folder runs only lets" if cache else "folders cells and runs only let"
+    removable_note = f"its {removable} another run take over what is done, and may be removed"
     kept_lines = [text for text in (kept_line(result),) if text]
     file_lines = (
-        *kept_lines, f"page: {page_file}", f"disk: {size_text(bytes_on_disk(out))} in {out}; {REMOVABLE_NOTE}"
+        *kept_lines, f"page: {page_file}", f"disk: {size_text(bytes_on_disk(out))} in {out}; {removable_note}"
     )  # fmt: skip
     emit(
         as_json,

@@ -93,7 +93,7 @@ class ChatPreparer:
     def asked_rows(self, rows: Sequence[Example], folder: Path) -> list[Example]:
         """Returns rows with their questions as they are sent, and their own answers."""
         if isinstance(self.client, MaskingClient):
-            return [replace(row, messages=(*self._prompt(row), row.messages[-1])) for row in rows]
+            return [replace(row, messages=self._mask_questions(row.messages)) for row in rows]
         if self.sanitizer is None:
             return list(rows)
         plain = sanitized_chats.write_chats(rows, folder / "asked.jsonl")
@@ -103,14 +103,13 @@ class ChatPreparer:
         """Returns the ids of a row's prompt, as they are sent."""
         if self.sanitizer is not None:
             return self.sanitizer.sent_prompt(self.codec.tokenizer, prompt_messages(row), self.codec.max_tokens).ids
-        return self.codec.encode_chat(self._prompt(row), tools=row.tools)
+        messages = prompt_messages(row)
+        messages = self._mask(messages) if isinstance(self.client, MaskingClient) else messages
+        return self.codec.encode_chat(messages, tools=row.tools)
 
-    def _prompt(self, row: Example) -> tuple[Message, ...]:
-        if not isinstance(self.client, MaskingClient):
-            return prompt_messages(row)
-        return tuple(
-            message if message["role"] == "assistant" else self._mask([message])[0] for message in prompt_messages(row)
-        )
+    def _mask_questions(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Returns a conversation with its answers as they are, since the loss is of all of them."""
+        return tuple(one if one["role"] == "assistant" else self._mask([one])[0] for one in messages)
 
     def _mask(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         texts = self.client.prepare([str(message.get("content") or "") for message in messages])

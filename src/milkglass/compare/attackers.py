@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from milkglass.audit.audit import read_examples
 from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import limit_threads
 from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.report.result import ReadExample
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
@@ -60,12 +62,12 @@ def reading_of(
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
     is_cut = any(result.cut or result.state == "not run" for result in finished.results)
-    guess = _guessing_share(scene)
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut),)
-        return Reading("", "", None, None, guess=guess, cut=is_cut, work=budget.seconds, clock=clock, more=bag)
+        reading = Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=bag)
+        return _with_guessing(reading, scene)
     examples = read_examples(scene, finished, best, setting.seed)
     masks = dict[str, float]()
     if isinstance(cell.client, MaskingClient):
@@ -82,11 +84,17 @@ def reading_of(
         noun = "content word" if "name" in best.by_class else "name or content word"
         share = percent(tokens.value, is_cut)
         more = (f"{share} of all tokens; no {noun} was recognised in the texts", *more)
-    return Reading(
+    reading = Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_shares else None,
-        most_read("name"), most_read("number"), guess, is_cut, budget.seconds, clock, more, masks,
-        max(examples, key=lambda example: len(example.original), default=None),
+        most_read("name"), most_read("number"), cut=is_cut, work=budget.seconds, clock=clock, more=more,
+        masks=masks, example=max(examples, key=_worth_of_example, default=None),
     )  # fmt: skip
+    return _with_guessing(reading, scene)
+
+
+def _worth_of_example(example: ReadExample) -> tuple[bool, int]:
+    """Returns how much an example shows: more if something in it was not read, and if it is longer."""
+    return example.right_count < len(example.pieces), len(example.original)
 
 
 def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
@@ -107,13 +115,21 @@ def _content_ids(scene: Scene) -> NDArray[np.bool_]:
     return scene.truth.ordinary & scene.truth.content
 
 
-def _guessing_share(scene: Scene) -> float:
-    """Returns what guessing gives: a share of content words, or of all tokens if there are none (`Reading.guess`)."""
+def _with_guessing(reading: Reading, scene: Scene) -> Reading:
+    """Returns a reading with what guessing gives (`Reading.guess`)."""
     corpora = [who.knowledge.corpus for who in scene.adversaries if who.knowledge.corpus is not None]
     truth, tokens, content_ids = scene.truth, scene.truth.tokens, _content_ids(scene)
     is_counted = content_ids if content_ids[tokens.ids].any() else truth.ordinary
     counts = np.where(is_counted, corpora[-1].counts(len(is_counted)), 0) if corpora else None
-    return floor_accuracies(tokens, is_counted[tokens.ids], counts, len(is_counted))["commonest token"]
+
+    def share_of(is_counted_token: NDArray[np.bool_], public_counts: Ids | None) -> float:
+        return floor_accuracies(tokens, is_counted_token, public_counts, len(is_counted))["commonest token"]
+
+    reading = replace(reading, guess=share_of(is_counted[tokens.ids], counts))
+    if (texts := scene.texts) is None:
+        return reading
+    names, numbers = share_of(texts.is_name, None), share_of(texts.is_number, None)
+    return replace(reading, guess_names=names, guess_numbers=numbers)
 
 
 def _masks(scene: Scene, client: MaskingClient, private: Sequence[str], readings: Sequence[Ids]) -> dict[str, float]:

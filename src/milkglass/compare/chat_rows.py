@@ -242,6 +242,15 @@ def user_text(example: Example) -> str:
     return "\n".join(str(message["content"]) for message in example.messages if message["role"] == "user")
 
 
+def unsanitized_share(examples: Sequence[Example]) -> float:
+    """Returns the share of the prompts' words that users do not say, such as of system messages and earlier answers."""
+    words, user_words = 0, 0
+    for example in examples:
+        words += sum(len(str(message.get("content") or "").split()) for message in prompt_messages(example))
+        user_words += len(user_text(example).split())
+    return 1 - user_words / max(1, words, user_words)
+
+
 def prompt_messages(example: Example) -> tuple[Message, ...]:
     """Returns a conversation without its last answer."""
     return example.messages[:-1]

@@ -48,6 +48,27 @@ def require_free(folder: Path) -> None:
         raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
 
 
+def require_apart(keep_option: Path, out: Path, cells: Path) -> None:
+    """Raises UsageError if keeping a model would remove other files of a comparison.
+
+    Args:
+        keep_option: the folder in which a model is kept.
+        out: the folder of the comparison.
+        cells: the folder of trained cells.
+    """
+    kept = keep_option.resolve()
+    if kept == out.resolve() or kept in out.resolve().parents:
+        raise UsageError(f"--keep {keep_option} holds --out {out}", "give the kept model a folder of its own")
+    for folder in (cells, out / "runs"):
+        other = folder.resolve()
+        if kept == other or kept in other.parents or other in kept.parents:
+            raise UsageError(
+                f"the kept model's folder {keep_option} and {folder}, where the comparison keeps other files, are one "
+                "inside the other",
+                "give the kept model a folder of its own with --keep",
+            )
+
+
 def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: Mapping[str, str]) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 

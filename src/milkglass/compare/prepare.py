@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from milkglass.client.obfuscate.preflight import require_padding
 from milkglass.client.training_request import step_count, training_defaults
 from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.training import MIN_REPORTS, cut_words
+from milkglass.compare.training import MIN_REPORTS, cut_words, unknown_words
 from milkglass.device import training_dtype
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
@@ -51,6 +52,7 @@ def prepare(
     Raises:
         CodecError: the rows have neither labels nor answers, or are too few.
         UsageError: an option is out of range.
+        UnsupportedModel: the model is a decoder without a padding id, and the rows have labels.
     """
     summary = checked_summary(data, task)
     if summary.task == TASK:
@@ -63,7 +65,8 @@ def prepare(
     training = Hyperparameters(**{**settings, **head, "dtype": training_dtype(), "seed": seed})
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
-    notes = [*rows.repeats_notes, cut_words(base, rows.train, training.max_length)]
+    require_padding(base)
+    notes = [*rows.repeats_notes, cut_words(base, rows.train, training.max_length), unknown_words(base, rows.train)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
@@ -79,7 +82,8 @@ def _prepare_chats(
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})
     training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))
     training = _with_frequent_reports(training, len(rows.train.texts))
-    return PreparedRows(rows, base, training, rows.notes(training))
+    unknown_note = unknown_words(base, rows.train)
+    return PreparedRows(rows, base, training, (*rows.notes(training), *filter(None, [unknown_note])))
 
 
 def _with_frequent_reports(training: Hyperparameters, row_count: int) -> Hyperparameters:

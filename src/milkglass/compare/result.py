@@ -45,6 +45,8 @@ class Reading:
         guess: what guessing gives: the share of names and other content words that are right if each is taken for the
             commonest one of the attacker's own text. Of all tokens, if the texts have no content words. nan if nothing
             has to be guessed.
+        guess_names, guess_numbers: the shares of names, and of tokens in a number, that are right if each is taken for
+            the commonest one of the attacked texts. No attacker knows it, so that it is an upper bound of guessing.
         cut: whether the time ended attacks that may read more.
         work: the limit of all attacks together, in seconds of one core's work; nan if there was none.
         clock: their limit in seconds by the clock; nan if there was none.
@@ -61,6 +63,8 @@ class Reading:
     names: Interval | None = None
     numbers: Interval | None = None
     guess: float = math.nan
+    guess_names: float = math.nan
+    guess_numbers: float = math.nan
     cut: bool = False
     work: float = math.nan
     clock: float = math.nan
@@ -136,11 +140,22 @@ class WayResult:
 
         The share of all tokens stands for content words where the texts have none.
         """
-        if self.is_local or self.reading is None:
-            return 0.0 if self.is_local else math.nan
+        return 0.0 if self.is_local else max((share.value for share in self._read_shares), default=math.nan)
+
+    @property
+    def highest_share_read(self) -> float:
+        """Returns the largest upper end of the intervals of these shares; nan if none is known."""
+        ends = [share.value if math.isnan(share.high) else share.high for share in self._read_shares]
+        return 0.0 if self.is_local else max(ends, default=math.nan)
+
+    @property
+    def _read_shares(self) -> list[Interval]:
+        """Returns the shares that are read of content words, names and numbers, as far as they are known."""
         reading = self.reading
-        shares = [reading.tokens if reading.content is None else reading.content, reading.names, reading.numbers]
-        return max((share.value for share in shares if share is not None), default=math.nan)
+        if reading is None:
+            return []
+        shares = (reading.tokens if reading.content is None else reading.content, reading.names, reading.numbers)
+        return [share for share in shares if share is not None]
 
 
 def worth_of(way: WayResult, is_loss: bool) -> float:
@@ -165,14 +180,15 @@ class ComparisonResult:
         classes: the number of classes; 0 for scores and answers.
         ways: in the order of the table.
         verdict: some sentences; the first is for a person who decides.
-        over_commonest: the accuracy of the best way with nothing sent minus that of naming the commonest class, in the
-            same rows. None: it is not known.
+        over_commonest: the difference from naming the commonest class or the mean score, in the same rows, of the way
+            that is most surely better; its p-value counts the number of ways. None: it is not known.
         seconds: by the clock.
         kept, kept_way: the folder in which this call kept a model with nothing sent, and its way; "" if it kept none.
         kept_folders: the folders of all models that calls with this `out` kept and that are still there, by way.
         taken_over: the ways that earlier calls finished, each with the command of its call; "" if it is not known.
         settings: the training's settings.
         notes: how the rows were trained with and asked about.
+        larger_command: the command that trains a larger model on this machine; "" if one was tried, or there is none.
         origin: what the result comes from: version, commit, date, command, and "run", a digest of all that decides it.
     """
 
@@ -193,6 +209,7 @@ class ComparisonResult:
     taken_over: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    larger_command: str = ""
     origin: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -133,7 +133,7 @@ def repeat_notes(rows: Sequence[Example], asked_count: int) -> tuple[str, ...]:
 def equal_notes(repeats: Repeats, prefix: str = "") -> tuple[str, ...]:
     """Returns a sentence, after a prefix, on rows that equal earlier ones; nothing if there are none."""
     text = repeats.equal_text()
-    return (f"{prefix}{text}, and count once",) if text else ()
+    return (f"{prefix}{text}: equal rows count once",) if text else ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
 from milkglass.compare.training import loss_fall, reported_losses, require_room
-from milkglass.compare.verdict import verdict
+from milkglass.compare.verdict import NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
@@ -41,7 +41,7 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 10  # the version of the files that a run keeps on disk
+RUN_VERSION = 11  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, though the time is over
 MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model has so many
@@ -113,12 +113,12 @@ def compare(
             *setting.notes, *_work_notes(merged), *_names_notes(merged, len(rows.private)),
             *_epochs_notes(setting, merged), *_taken_over_notes(setting, run.taken_over),
         ),
-        taken_over=run.taken_over,
+        taken_over=run.taken_over, larger_command=_larger_command(setting, merged),
         origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
     )  # fmt: skip
-    best = compared.best_local
-    if rows.task == "classification" and best is not None and {"commonest", best.name} <= answers.keys():
-        over_commonest = difference_of(rows, answers[best.name], answers["commonest"])
+    if rows.task != TASK:
+        names = [way.name for way in compared.finished_ways if way.name in answers and way.name != "commonest"]
+        over_commonest = _over_commonest(setting, [answers[name] for name in names])
         compared = replace(compared, over_commonest=over_commonest)
     if kept_folder is not None:
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
@@ -135,6 +135,19 @@ def compare(
     with_commands = tuple(_with_command(way, kept_folders, setting) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
+
+
+def _over_commonest(setting: ComparisonSettings, answers: Sequence[NDArray[Any]]) -> Difference | None:
+    """Returns the difference from naming the commonest class or mean score, of the way that is most surely better.
+
+    Its p-value is multiplied by the number of ways with different answers (Bonferroni). None: no way was finished.
+    """
+    constant_answers = WAYS["commonest"].measure_answers(setting).answers
+    differences = {difference_of(setting.rows, way_answers, constant_answers) for way_answers in answers}
+    if not differences:
+        return None
+    surest = min(differences, key=lambda difference: (difference.value <= 0, difference.p_value, -difference.value))
+    return replace(surest, p_value=min(1.0, surest.p_value * len(differences)))
 
 
 def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
@@ -160,7 +173,7 @@ def _epochs_notes(setting: ComparisonSettings, ways: Sequence[WayResult]) -> tup
 
 
 def _names_notes(ways: Sequence[WayResult], attacked_count: int) -> tuple[str, ...]:
-    """Returns a sentence on the texts in which names are recognised; nothing if no content word is read of any.
+    """Returns a sentence on the texts in which names are recognised; nothing if there are none.
 
     Args:
         attacked_count: how many texts are attacked.
@@ -170,15 +183,11 @@ def _names_notes(ways: Sequence[WayResult], attacked_count: int) -> tuple[str, .
     if not readings:
         return ()
     count = max((reading.names.units for reading in readings if reading.names is not None), default=0)
-    rule = "a name is taken for a word with a capital letter, A to Z, inside a sentence"
     if not count:
-        return (
-            f"No name was recognised in the texts that are attacked ({rule}): how many names are read, or left by "
-            "masking, is not measured",
-        )
+        return ()
     return (
-        f"Names were recognised in {count:,} of {attacked_count:,} texts that are attacked ({rule}): those in lower "
-        "case are not counted, and masking finds fewer of them",
+        f"Names were recognised in {count:,} of {attacked_count:,} texts that are attacked ({NAME_RULE}): those in "
+        "lower case are not counted, and masking finds fewer of them",
     )
 
 
@@ -208,6 +217,14 @@ def _methods_digest(way: Way) -> str:
 def _is_attacked(way: Way) -> bool:
     """Returns whether attacks are run on what the way sends."""
     return not way.is_local and way.group not in UNCHANGED_GROUPS
+
+
+def _larger_command(setting: ComparisonSettings, ways: Sequence[WayResult]) -> str:
+    """Returns the command that trains a larger model here; "" if a way was that, or the rows have answers."""
+    names = {way.name for way in ways}
+    if setting.rows.task == TASK or not setting.commands or names & {"large-encoder", "own-model"}:
+        return ""
+    return f"{setting.commands['compare']} --ways large-encoder --keep kept-large-encoder"
 
 
 def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: ComparisonSettings) -> WayResult:
@@ -382,10 +399,11 @@ class _Run:
         setting = replace(self.setting, deadline=deadline)
         try:
             keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)
-        except JobFailed:
-            if time.monotonic() <= deadline:
-                raise
-            return f"No model is kept in {folder}, since the time was over: the same command with more time keeps one"
+        except (MilkglassError, OSError) as error:  # the page is written all the same
+            reason, hint = (error.message, error.hint) if isinstance(error, MilkglassError) else (error.strerror, "")
+            if isinstance(error, JobFailed) and time.monotonic() > deadline:
+                reason, hint = "the time was over", "the same command with more time keeps one"
+            return f"No model is kept in {folder}: {'; '.join(filter(None, (reason, hint)))}"
         if is_replaced:
             self.log(f"{folder} had the model of another way or comparison; it is replaced")
         return ""
@@ -555,7 +573,7 @@ def read_way(raw: Any) -> WayResult:
     reading = raw["reading"]
     if reading is not None:
         shares = {name: interval(reading[name]) for name in ("tokens", "content", "names", "numbers")}
-        limits = ("guess", "work", "clock")
+        limits = ("guess", "guess_names", "guess_numbers", "work", "clock")
         numbers = {name: math.nan if reading[name] is None else reading[name] for name in limits}
         reading = Reading(**{**reading, **shares, **numbers, "more": tuple(reading["more"]),
                              "example": _example(reading["example"])})  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 from milkglass.compare.chat_rows import TASK
 from milkglass.compare.ways import ComparisonSettings, Way
 from milkglass.errors import MemoryShort
+from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.server.jobs.folder import read_events
@@ -18,6 +19,7 @@ from milkglass.server.jobs.needs import ModelSizes, needs_of, size_text
 from milkglass.threat.defence import LabelledTexts
 
 MIN_REPORTS = 32  # a training of as many steps reports its loss at least so often, so that its end can be judged
+MIN_REPORTED_UNKNOWN = 0.02  # the share of unknown tokens from which it is reported
 SAMPLE_ROWS = 200  # rows, of which the mean length is taken
 MIN_REPORTS_IN_A_QUARTER = 4
 STANDARD_ERRORS = 2.0  # a loss that falls by fewer between two quarters does not count as falling
@@ -57,6 +59,21 @@ def _mean_length(setting: ComparisonSettings) -> float:
     pairs = None if rows.pairs is None else list(rows.pairs[:SAMPLE_ROWS])
     tokenizer = load_tokenizer(setting.base.folder)
     return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLE_ROWS]), pairs)["input_ids"]]))
+
+
+def unknown_words(base: Checkpoint, rows: LabelledTexts) -> str:
+    """Returns a message if the model's tokenizer does not know many tokens of the rows, else ""."""
+    tokenizer = load_tokenizer(base.folder)
+    if tokenizer.unk_token_id is None:
+        return ""
+    ids = [one for text_ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"] for one in text_ids]
+    share = float(np.mean(np.asarray(ids) == tokenizer.unk_token_id)) if ids else 0.0
+    if share < MIN_REPORTED_UNKNOWN:
+        return ""
+    return (
+        f"{percent(share)} of the rows' tokens are unknown to this model, which reads them all alike: what is read is "
+        "measured of the others alone. Give a model whose vocabulary has this language"
+    )
 
 
 def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:

@@ -7,8 +7,10 @@ import math
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult, slower_alternative
 from milkglass.metrics.percent import percent
 
+NAME_RULE = "a name is taken for a word with a capital letter, A to Z, inside a sentence"
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
+MIN_TEXTS_OF_A_CLASS = 10  # a share of names or numbers is taken for measured if so many texts have any
 
 
 def verdict(result: ComparisonResult) -> tuple[str, ...]:
@@ -23,25 +25,24 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         fault = "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
         return (f"{fault}; the best with nothing sent is {best_local.title}, with {best_quality}.",)
     better_ways = _better_ways(result, sent_ways)
-    sentences = [_first_sentence(result, best_local, better_ways)]
-    if not better_ways and _learnt_nothing(result, best_local):
+    if not better_ways and _is_nothing_learnt(result):
         useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
-        sentences.insert(
-            0,
-            f"No way here is shown to beat {useless}, so that this says nothing of what sending is worth: give more "
-            f"rows or --epochs{slower_alternative(result.origin.get('command', ''))}.",
-        )
+        sentences = [
+            f"This says nothing of what sending is worth: no way here is shown to beat {useless} ({best_local.title} "
+            f"has {quality_text(result, best_local)}). Give more rows or --epochs"
+            f"{slower_alternative(result.origin.get('command', ''))}."
+        ]
+    else:
+        sentences = [_first_sentence(result, best_local, better_ways)]
     if all(way.name == "commonest" for way in result.finished_ways if way.is_local):
         sentences.append("No model was tried on your machine: --ways linear,encoder adds two.")
     if missing := [way.title for way in result.ways if way.is_local and way.state in ("failed", "not run")]:
         verb = "was" if len(missing) == 1 else "were"
         sentences.append(f"{_capitalised(_enumeration(missing))} {verb} not finished, and may be better.")
     hiding_ways = [way for way in better_ways if _hides(way)]
-    unmeasured = [noun for noun in ("names", "numbers") if any(_is_unmeasured(way, noun) for way in hiding_ways)]
-    if unmeasured:
-        sentences.append(f"How many {' and '.join(unmeasured)} are read is not measured: none was found in the texts.")
     readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]
-    if readable_ways and not hiding_ways:
+    is_in_first_sentence = len(better_ways) == 1
+    if readable_ways and not hiding_ways and not is_in_first_sentence:
         sentences.append(
             f"Of the ways that change the text, {_ways_text(result, readable_ways)} "
             f"{'is' if len(readable_ways) == 1 else 'are'} worth more than what you have alone."
@@ -50,6 +51,13 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         sentences.append(
             f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)} beside what you have "
             f"alone, a difference of less than about {_gap_text(result, width)} cannot be told from chance."
+        )
+    changed_ways = [way for way in sent_ways if way.group not in UNCHANGED_GROUPS]
+    readings = [way.reading for way in changed_ways if way.reading is not None and way.reading.content is not None]
+    if readings and all(reading.names is None for reading in readings):
+        sentences.append(
+            f"No name was recognised in the texts that are attacked ({NAME_RULE}): how many names are read, or left by "
+            "masking, is not measured."
         )
     if any(way.group == "sent as it is" for way in sent_ways):
         sentences.append(f"The provider's model is {result.model} here, and you have it, too. {_larger_model(result)}")
@@ -65,7 +73,10 @@ def _larger_model(result: ComparisonResult) -> str:
         worth = f"{_capitalised(larger.title)} has {quality_text(result, larger)}"
         return f"{worth}; what another model is worth is seen with it as MODEL."
     is_large = any(way.name == "own-model" for way in result.finished_ways)
+    tried = next((way for way in result.ways if way.name == "large-encoder"), None)
     at_home = "" if result.measure == "loss" or is_large else ", or here with --ways large-encoder"
+    if tried is not None:
+        at_home = f" ({tried.title}: {tried.reason})" if at_home else ""
     return f"What a larger one is worth is seen only with a larger MODEL{at_home}."
 
 
@@ -79,12 +90,14 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
         best_hiding = max(hiding_ways, key=result.worth)
         hiding_worth = f"{quality_text(result, best_hiding)}, where {local_worth}"
         reading, title = _reading_text(best_hiding), _capitalised(best_hiding.title)
-        if best_hiding.reading is not None and best_hiding.reading.may_grow:
-            return (
-                f"{title} may be worth sending: {hiding_worth}; {reading} are read, by attacks that were not finished. "
-                "Give more --attacks before you rely on it."
-            )
-        return f"{title} is worth sending: {hiding_worth}; {reading} are read."
+        may_grow = best_hiding.reading is not None and best_hiding.reading.may_grow
+        unmeasured = [noun for noun in ("names", "numbers") if _is_unmeasured(best_hiding, noun)]
+        unfinished = ", by attacks that were not finished" if may_grow else ""
+        nouns = " and ".join(unmeasured)
+        unknown = f". How many {nouns} are read is not measured: few texts have any" if unmeasured else ""
+        advice = ". Give more --attacks before you rely on it" if may_grow else ""
+        verb = "may be" if may_grow or unmeasured else "is"
+        return f"{title} {verb} worth sending: {hiding_worth}; {reading} are read{unfinished}{unknown}{advice}."
     nothing_hides = f"No way here hides your text and is worth sending: {local_worth}."
     if unchanged_ways := [way for way in better_ways if way.group in UNCHANGED_GROUPS]:
         unchanged_quality = quality_text(result, max(unchanged_ways, key=result.worth))
@@ -100,13 +113,14 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
 
 
 def _hides(way: WayResult) -> bool:
-    """Returns whether little is read of a way that needs no trust in hardware."""
-    return way.largest_share_read <= MAX_HIDDEN_SHARE_READ and way.group != "confidential hardware"
+    """Returns whether little is read of a way that needs no trust in hardware, by the upper ends of intervals."""
+    return way.highest_share_read <= MAX_HIDDEN_SHARE_READ and way.group != "confidential hardware"
 
 
 def _is_unmeasured(way: WayResult, noun: str) -> bool:
-    """Returns whether it is not known how many "names" or "numbers" are read of a way."""
-    return way.reading is None or getattr(way.reading, noun) is None
+    """Returns whether it is not known how many "names" or "numbers" are read of a way: too few texts have any."""
+    share = None if way.reading is None else getattr(way.reading, noun)
+    return share is None or share.units < MIN_TEXTS_OF_A_CLASS
 
 
 def _reading_text(way: WayResult) -> str:
@@ -124,17 +138,10 @@ def _reading_text(way: WayResult) -> str:
     return _enumeration(words)
 
 
-def _learnt_nothing(result: ComparisonResult, best_local: WayResult) -> bool:
-    """Returns whether the best way with nothing sent cannot be told from naming the commonest class or mean score."""
-    if result.measure == "pearson":
-        quality = best_local.quality
-        return quality is None or not quality.low > 0  # nan, too: equal answers have no correlation
-    if result.over_commonest is not None:
-        return result.over_commonest.value <= 0 or result.over_commonest.p_value > MAX_P_VALUE
-    commonest = next((way for way in result.finished_ways if way.name == "commonest"), None)
-    if result.measure != "accuracy" or commonest is None or commonest.quality is None or best_local.quality is None:
-        return False
-    return best_local.quality.low <= commonest.quality.value
+def _is_nothing_learnt(result: ComparisonResult) -> bool:
+    """Returns whether no way can be told from naming the commonest class or the mean score."""
+    difference = result.over_commonest
+    return difference is not None and not (difference.value > 0 and difference.p_value <= MAX_P_VALUE)
 
 
 def _better_ways(result: ComparisonResult, sent_ways: list[WayResult]) -> list[WayResult]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
 from milkglass.compare import answers
-from milkglass.compare.chat_rows import TASK, ChatRows
+from milkglass.compare.chat_rows import TASK, ChatRows, unsanitized_share
 from milkglass.compare.result import Group, slower_alternative
 from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
@@ -27,6 +27,7 @@ from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
 from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
 from milkglass.experiments.runs import unpack_answers
+from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.models.resolve import is_available_offline, resolve
@@ -442,6 +443,12 @@ class DefenceWay(Way):
             notes.append(broken)
         if self.entry.get("sanitizer"):
             notes.append("what is trained with it crosses too, and there the answers cross as they are")
+            assert isinstance(setting.rows, ChatRows)
+            if share := unsanitized_share(setting.rows.chats):
+                notes.append(
+                    f"{percent(share)} of the prompts' words are in system messages, results of tools and earlier "
+                    "answers: they cross as they are, and do not count as read here"
+                )
         if self.entry.get("masked"):
             notes.append(
                 "it learns from masked answers, and the loss is of answers without: putting names back may lower it"

@@ -227,7 +227,10 @@ def summarise(source: Source, are_scores: bool = False) -> Summary:
         nonlocal row_count, example
         for example in read_examples(source, are_scores, blank_lines.append, empty_rows.append):
             if are_scores and example.label is None:
-                raise CodecError(f"{example.place(source)} has no label", "a regression needs a number in every row")
+                raise CodecError(
+                    f"{example.place(source)} has no label",
+                    "a regression needs a number in every row; --label-column names the column of labels",
+                )
             row_count += 1
             yield example
 

@@ -154,7 +154,10 @@ def columns_hint(names: Collection[str], expected: Collection[str] = (), is_head
             "--delimiter, or leave it out"
         )
     if not shown_names:
-        return f"its first line has {hidden_count} cells and looks like no header: add one that names the columns"
+        return (
+            f"its first line has {hidden_count} cells and looks like no header: add one that names the columns; if it "
+            "is one, --text-column and --label-column name its columns"
+        )
     if not hidden_count:
         return f"the columns there are: {', '.join(shown_names)}"
     reason = "" if shows_all else ", not shown here: a first line with blanks in its cells may be text"

@@ -91,6 +91,10 @@ def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
     return [*original, text[end:]], [*masked, text[end:]]
 
 
+# A word of letters, or one letter of a script that writes no blanks between words (kana, Han, Thai)
+WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
+
+
 @dataclass
 class LanguageTally:
     """Counts the English function words of texts, by which texts in another language are noticed.
@@ -113,7 +117,7 @@ class LanguageTally:
 
     def add(self, text: str) -> None:
         """Counts the words of one text."""
-        words = re.findall(r"[^\W\d_]+", text.lower())
+        words = re.findall(WORD, text.lower())
         self.words += len(words)
         self.function_words += sum(word in STOPWORDS for word in words)
 

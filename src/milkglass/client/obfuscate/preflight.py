@@ -15,7 +15,7 @@ from milkglass.client.obfuscate.scramble import map_configs
 from milkglass.client.special_tokens import reserved_ids, single_ids
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families import Architecture, architecture_of
+from milkglass.models.families import architecture_of
 from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.schemes.scheme import Scheme
@@ -37,7 +37,8 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     require_sound(base)
     require_kind(architecture, scheme)
     refuse_delta_if_unsupported(scheme, delta)
-    _require_padding(base, architecture, scheme)
+    if scheme.for_labels:
+        require_padding(base)
     if unknown_names := unknown_tensor_names(base.tensors):  # a folder with them could not be uploaded
         raise ModelError(
             f"{len(unknown_names)} tensors have names that no supported model has, the first is {unknown_names[0]!r}",
@@ -68,13 +69,12 @@ def assumed_head_notice(base: Checkpoint) -> str | None:
     )
 
 
-def _require_padding(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> None:
-    """Raises UnsupportedModel for a decoder that is to classify and has no padding id.
+def require_padding(base: Checkpoint) -> None:
+    """Raises UnsupportedModel for a decoder without a padding id, which cannot be trained as a classifier.
 
     The answer of such a model is read at the last id that is not padding.
     """
-    padding = base.config.get("pad_token_id")
-    if scheme.for_labels and architecture.kind == "decoder" and (padding is None or padding == -1):
+    if architecture_of(base).kind == "decoder" and base.config.get("pad_token_id") in (None, -1):
         raise UnsupportedModel(
             "the model's config names no padding, without which a decoder cannot be trained as a classifier",
             "set pad_token_id in its config.json: the id of its padding token, or of the token that ends a text",

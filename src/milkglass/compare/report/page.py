@@ -24,6 +24,7 @@ def render(result: ComparisonResult) -> str:
     templates.filters["read"] = lambda way: words.read_by_attacks(way, has_interval=True)
     templates.filters["rouge"] = words.rouge
     templates.filters["guessing"] = words.guessing
+    templates.filters["guessing_of"] = words.guessing_of_class
     templates.filters["breakable"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     templates.globals["read_meaning"] = words.READ_MEANING

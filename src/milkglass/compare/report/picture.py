@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from milkglass.compare.result import ComparisonResult, Group, WayResult
-from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
+from milkglass.plots import GREY, INK, panels, plot_style, svg, write_names
 
-WIDTH_PIXELS, HEIGHT_PIXELS = 640, 420
+WIDTH_PIXELS, HEIGHT_PIXELS = 640, 460
 MARKER_WIDTH = 2.5  # percent of the axis
-MARKERS: dict[Group, str] = {
-    "nothing is sent": "D", "names are masked": "s", "words are replaced": "^", "words are scrambled": "o",
-    "states are sent": "v", "confidential hardware": "P", "sent as it is": "X",
+STYLES: dict[Group, tuple[str, str]] = {  # marker and colour
+    "nothing is sent": ("D", "#1b7f5c"), "names are masked": ("s", "#7b3294"), "words are replaced": ("^", "#8a6d00"),
+    "words are scrambled": ("o", "#b4530a"), "states are sent": ("v", "#a01c44"),
+    "confidential hardware": ("P", "#0b4f6c"), "sent as it is": ("X", INK),
 }  # fmt: skip
 AXIS = {"accuracy": "right answers, %", "pearson": "correlation with the true scores", "loss": "loss, nats a token"}
 
@@ -26,14 +27,15 @@ def picture_svg(result: ComparisonResult) -> str:
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
         places = _places([(100 * way.share_read, scale * way.quality.value) for way in points if way.quality])
-        colours = [COLOURS[number % len(COLOURS)] for number in range(len(points))]
+        colours, labelled_groups = [STYLES[point.group][1] for point in points], set[Group]()
         for point, (read, value), colour in zip(points, places, colours, strict=True):
             assert point.quality is not None
             low, high = scale * point.quality.low, scale * point.quality.high
             axes.errorbar(
-                read, value, [[value - low], [high - value]], fmt=MARKERS[point.group],
-                color=colour, markersize=8, elinewidth=1, alpha=0.95,
+                read, value, [[value - low], [high - value]], fmt=STYLES[point.group][0], color=colour, markersize=8,
+                elinewidth=1, alpha=0.95, label=None if point.group in labelled_groups else point.group,
             )  # fmt: skip
+            labelled_groups.add(point.group)
         best_local = result.best_local
         if best_local is not None and best_local.quality is not None:
             axes.axhline(scale * best_local.quality.value, color=GREY, linestyle="--", linewidth=1)
@@ -44,6 +46,7 @@ def picture_svg(result: ComparisonResult) -> str:
             axes.set_ylim(max(bottom, -3), min(top, 103))
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
+        figure.legend(loc="outside lower left", ncols=3, fontsize=11)
         write_names(axes, places, [way.name for way in points], colours)
         return svg(figure, "What each way is worth, against what is read of it")
 

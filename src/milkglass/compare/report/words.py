@@ -14,7 +14,8 @@ READ_MEANING = (
 )
 GUESSING_MEANING = (
     "the share of names and other content words that are right if each is taken for the commonest one of the "
-    "attacker's own text (of all tokens, if the texts have no such words)"
+    "attacker's own text (of all tokens, if the texts have no such words); of names and numbers, by the commonest one "
+    "of the attacked texts themselves, which no attacker knows"
 )
 UNKNOWN_MEANING = (
     "nothing of the kind was found in the texts, no attack that was run reads it, or nothing has to be guessed; a name "
@@ -104,6 +105,14 @@ def guessing(way: WayResult) -> str:
     if way.reading is None or way.group in UNCHANGED_GROUPS or math.isnan(way.reading.guess):
         return "-"
     return percent(way.reading.guess)
+
+
+def guessing_of_class(way: WayResult, noun: str) -> str:
+    """Returns what guessing reads of "names" or "numbers"; "" if there is nothing to guess."""
+    if way.reading is None or way.group in UNCHANGED_GROUPS:
+        return ""
+    share = way.reading.guess_names if noun == "names" else way.reading.guess_numbers
+    return "" if math.isnan(share) else percent(share)
 
 
 def rouge(way: WayResult) -> str:
