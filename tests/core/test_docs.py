@@ -122,3 +122,13 @@ def test_commands_and_options_of_a_page_exist(page: str) -> None:
             else [f"{line}: {one}" for one in words if one.startswith("--") and one not in known]
         )
     assert not wrong
+
+
+def test_the_log_lists_every_entry_of_every_month() -> None:
+    listed = {(target, anchor) for target, anchor in LINK.findall((ROOT / "docs/log.md").read_text("utf-8")) if anchor}
+    entries = set[tuple[str, str]]()
+    for month in sorted((ROOT / "docs/log").glob("*.md")):
+        headings = re.findall(r"^## (.+)$", month.read_text("utf-8"), re.MULTILINE)
+        names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        entries |= {(f"log/{month.name}", name) for name in names}
+    assert listed == entries
