@@ -33,6 +33,7 @@ from milkglass.compare.run import (
     MIN_ATTACK_SECONDS,
     TimeLimits,
     _over_commonest,
+    _quicker_ways,
     _Run,
     _with_command,
     read_way,
@@ -300,6 +301,24 @@ def test_the_page_has_the_command_that_tries_a_larger_model(tmp_path: Path) -> N
     assert str(data) in found["larger_command"] and "--ways linear" not in found["larger_command"]
     assert found["larger_command"] in html.unescape((tmp_path / "out" / "compare.html").read_text("utf-8"))
     assert document(call(*run, "--ways", "own-model"))["larger_command"] == ""
+
+
+def test_a_quicker_model_at_home_that_is_as_good_is_named(tmp_path: Path) -> None:
+    """The best is the one with the most right answers; one that is not told from it may be preferred."""
+    own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    linear, plain = way("linear", "nothing is sent", 0.7), way("plain", "sent as it is", 0.7, -0.02, 1.0)
+    found = ComparisonResult("a model", "classification", "accuracy", 1, 1, 1, 2, (linear, HOME, plain))
+    truth = np.asarray(own.held_out.labels)
+    nearly, useless = np.where(np.arange(len(truth)) < 2, 1 - truth, truth), 1 - truth
+    for answers, expected in ((nearly, ("linear",)), (useless, ())):
+        quicker = _quicker_ways(setting, found, {"home": truth, "linear": answers})
+        assert quicker == expected
+        sentence = "The way linear is quicker, and not told from it in these rows."
+        assert (sentence in verdict(replace(found, quicker_ways=quicker))) == bool(expected)
+    larger_first = replace(found, ways=(HOME, linear))
+    assert _quicker_ways(setting, larger_first, {"home": truth, "linear": nearly}) == (), "the best is the smallest"
 
 
 def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:

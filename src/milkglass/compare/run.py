@@ -31,7 +31,7 @@ from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
 from milkglass.compare.training import loss_fall, reported_losses, require_room
-from milkglass.compare.verdict import NAME_RULE, verdict
+from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
@@ -120,6 +120,7 @@ def compare(
         names = [way.name for way in compared.finished_ways if way.name in answers and way.name != "commonest"]
         over_commonest = _over_commonest(setting, [answers[name] for name in names])
         compared = replace(compared, over_commonest=over_commonest)
+    compared = replace(compared, quicker_ways=_quicker_ways(setting, compared, answers))
     if kept_folder is not None:
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
         best_with_model = candidates.best_local_with_model
@@ -148,6 +149,19 @@ def _over_commonest(setting: ComparisonSettings, answers: Sequence[NDArray[Any]]
         return None
     surest = min(differences, key=lambda difference: (difference.value <= 0, difference.p_value, -difference.value))
     return replace(surest, p_value=min(1.0, surest.p_value * len(differences)))
+
+
+def _quicker_ways(
+    setting: ComparisonSettings, compared: ComparisonResult, answers: Mapping[str, NDArray[Any]]
+) -> tuple[str, ...]:
+    """Returns the names of the ways of `ComparisonResult.quicker_ways`. Models are in the order of their sizes."""
+    best = compared.best_local_with_model
+    if best is None or best.name not in answers or setting.rows.task == TASK:
+        return ()
+    local_names = [way.name for way in compared.finished_ways if way.is_local]
+    names = [name for name in local_names[: local_names.index(best.name)] if name != "commonest" and name in answers]
+    p_values = {name: difference_of(setting.rows, answers[best.name], answers[name]).p_value for name in names}
+    return tuple(name for name, p_value in p_values.items() if p_value > MAX_P_VALUE)
 
 
 def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
