@@ -88,7 +88,8 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
     local_worth = f"{best_local.title} has {quality_text(result, best_local)}"
     if not better_ways:
         more = "less" if result.measure == "loss" else "more"
-        return f"Keep it here: {local_worth}, and nothing that you would send is shown to have {more}."
+        sent = f"nothing that you would send to a provider of {result.model}"
+        return f"Keep it here: {local_worth}, and {sent} is shown to have {more}."
     if hiding_ways := [way for way in better_ways if _hides(way)]:
         best_hiding = max(hiding_ways, key=result.worth)
         hiding_worth = f"{quality_text(result, best_hiding)}, where {local_worth}"
