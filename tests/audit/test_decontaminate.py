@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from milkglass.audit.decontaminate import (
-    MIN_WORDS,
+    MIN_CONTAINED_WORDS,
     decode_texts,
     decontaminate,
     letters_and_digits,
@@ -53,7 +53,9 @@ def literal(public: list[str], private: list[str]) -> list[int]:
     """The rule, read off its docstring: every public text with every private one."""
 
     def alike(one: str, other: str) -> bool:
-        inside = letters_and_digits(one) in letters_and_digits(other) and len(re.findall(r"\w+", one)) >= MIN_WORDS
+        inside = (
+            letters_and_digits(one) in letters_and_digits(other) and len(re.findall(r"\w+", one)) >= MIN_CONTAINED_WORDS
+        )
         return letters_and_digits(one) == letters_and_digits(other) or (inside and bool(letters_and_digits(one)))
 
     return [n for n, one in enumerate(public) if not any(alike(one, two) or alike(two, one) for two in private)]

@@ -74,5 +74,5 @@ def test_few_defences_are_drawn_by_names_and_the_finding_is_of_all() -> None:
     svg = frontier.frontier_svg(every, 70.0, "", names=names)
     assert ">with care<" in svg and ">as it is<" in svg and ">worse<" not in svg
     assert frontier.finding_text(every, 70.0).split(";")[0] in svg
-    colours = [svg.count(f"fill: {one}") > 0 for one in (frontier.ON_FRONTIER, frontier.OFF_FRONTIER)]
+    colours = [svg.count(f"fill: {one}") > 0 for one in (frontier.ON_FRONTIER_COLOUR, frontier.OFF_FRONTIER_COLOUR)]
     assert colours == [True, True], "careful is on the frontier, plain is not"

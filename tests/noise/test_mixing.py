@@ -28,7 +28,7 @@ def test_the_condition_number_is_bounded(condition: float) -> None:
 def test_products_come_back_exactly(condition: float, shields: int) -> None:
     """To fp32 rounding times the condition number."""
     own, weight = rows(), rows(40, 7, seed=1)
-    matrix = MixingMatrix(draws(), own, condition, shields, energy=100.0)
+    matrix = MixingMatrix(draws(), own, condition, shields, shield_energy=100.0)
     assert np.allclose(matrix.matrix @ matrix.inverse, np.eye(12 + shields), atol=1e-9)
     seen = matrix.mix(own)
     assert seen.shape == (12 + shields, 40)
@@ -54,7 +54,7 @@ def test_an_orthogonal_matrix_keeps_products_of_rows_and_another_does_not() -> N
 
 def test_a_shield_has_the_energy_that_is_stated() -> None:
     own = rows()
-    shields = MixingMatrix(draws(), own, 1.0, 4, energy=50.0).shields
+    shields = MixingMatrix(draws(), own, 1.0, 4, shield_energy=50.0).shields
     mean = (own.numpy().astype(np.float64) ** 2).sum(1).mean()
     assert np.allclose((shields.numpy() ** 2).sum(1), 50.0 * mean, rtol=1e-6)
     assert np.linalg.matrix_rank(shields.numpy()) == 4

@@ -14,7 +14,7 @@ from mpmath import exp as exact_exp
 from mpmath import mpf
 from scipy.stats import chi2
 
-from milkglass.noise.responses import OWN_WEIGHT, RandomisedResponse
+from milkglass.noise.responses import TRUE_VALUE_WEIGHT, RandomisedResponse
 from milkglass.noise.stream import Stream
 from tests.noise.kit import KEY
 
@@ -45,9 +45,9 @@ def test_no_two_values_are_told_apart_by_more_than_epsilon(epsilon: float) -> No
     by no less than two parts of w fewer, so that the bound is used."""
     found = RandomisedResponse(VALUES, epsilon)
     bound = exact_exp(exact(Fraction(epsilon)))
-    assert mpf(OWN_WEIGHT) / found.other_weight <= bound
-    assert found.other_weight == OWN_WEIGHT or mpf(OWN_WEIGHT) / (found.other_weight - 2) > bound
-    assert log(OWN_WEIGHT) - log(found.other_weight) == pytest.approx(found.log_likelihood_ratio, abs=1e-12)
+    assert mpf(TRUE_VALUE_WEIGHT) / found.other_weight <= bound
+    assert found.other_weight == TRUE_VALUE_WEIGHT or mpf(TRUE_VALUE_WEIGHT) / (found.other_weight - 2) > bound
+    assert log(TRUE_VALUE_WEIGHT) - log(found.other_weight) == pytest.approx(found.log_likelihood_ratio, abs=1e-12)
     assert found.log_likelihood_ratio <= epsilon
 
 

@@ -67,10 +67,10 @@ def test_calls_in_a_row_are_all_found_and_their_layout_is_not_an_answer(codec: C
 
 def test_one_call_is_taken_where_no_more_are_wanted(codec: Codec) -> None:
     two = '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
-    pieces, finish = read(codec, two, 3, tool_format=HERMES, allows_one_call=True)
+    pieces, finish = read(codec, two, 3, tool_format=HERMES, at_most_one_call=True)
     assert summary(pieces) == (["f"], "") and finish == "tool_calls"
     joined = two.replace("</tool_call>\n<tool_call>", ";")
-    assert summary(read(codec, joined, 3, tool_format=HERMES, allows_one_call=True)[0]) == (["f"], "")
+    assert summary(read(codec, joined, 3, tool_format=HERMES, at_most_one_call=True)[0]) == (["f"], "")
 
 
 def test_what_is_not_a_call_stays_text(codec: Codec) -> None:

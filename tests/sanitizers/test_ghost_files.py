@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from milkglass.errors import CodecError, CorruptCheckpoint, EmptyText, IdOutOfRange, TooLong, UsageError
-from milkglass.models.array_cache import DIGEST_NOTE, content_digest
+from milkglass.models.array_cache import DIGEST_METADATA_KEY, content_digest
 from milkglass.rows.blocks import row_format_of
 from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
@@ -148,7 +148,7 @@ def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest
         {**right, "fallen": right["reach"]},
         {name: right[name] for name in ("ids", "starts")},
     ]
-    for bad in (raw[:-9], b"", *(save(one, {DIGEST_NOTE: content_digest(one)}) for one in wrong)):
+    for bad in (raw[:-9], b"", *(save(one, {DIGEST_METADATA_KEY: content_digest(one)}) for one in wrong)):
         kept[0].write_bytes(bad)
         with pytest.raises(CorruptCheckpoint, match=r"\.safetensors of the cache"):
             Ghost.open(folder, SEARCH, SelectionSettings("nearest"), cache_folder=tmp_path)

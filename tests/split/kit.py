@@ -8,7 +8,7 @@ from pathlib import Path
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split import folders, train
-from milkglass.split.client import ClientHalf
+from milkglass.split.client import SplitClassifier
 from milkglass.split.server import ServerHalf
 from milkglass.split.train import TrainingTexts
 from milkglass.threat.defence import LabelledTexts
@@ -30,8 +30,8 @@ class Made:
     def about(self) -> folders.ClientDescription:
         return folders.read_client_description(self.client)
 
-    def half(self, text_count: int = 0) -> ClientHalf:
-        return ClientHalf.open(self.client, self.base, self.about, text_count)
+    def half(self, text_count: int = 0) -> SplitClassifier:
+        return SplitClassifier.open(self.client, self.base, self.about, text_count)
 
     def other(self) -> ServerHalf:
         return ServerHalf.open(self.server)

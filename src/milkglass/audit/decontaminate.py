@@ -1,10 +1,10 @@
 """Removes private text from public text, for attackers who do not have the private texts.
 
-Every audit and recipe uses this rule. Data sets overlap: a phrase of one is part of a sentence of another, cut and
-spaced by other rules ("isn't", "is n't", "isn ' t"). So texts are compared by their letters and digits alone, in lower
+Every audit and recipe uses this rule. Data sets overlap: a phrase of one is part of a sentence of another, split and
+spaced differently ("isn't", "is n't", "isn ' t"). So texts are compared by their letters and digits alone, in lower
 case, without accents and blanks. A public text is left out if it contains a private text, is contained in one, or is
-equal to one. A text of fewer than `MIN_WORDS` words is part of nearly every long text, so it counts only if it equals a
-whole text.
+equal to one. A text of fewer than `MIN_CONTAINED_WORDS` words is part of nearly every long text, so it counts only if
+it equals a whole text.
 
 Blanks are ignored because tokenizers and data sets set them differently: with blanks, "is n't" of SST-2 and "isn't" of
 its source would be two texts. Without blanks, three short words may match across the borders of other words. Such a
@@ -24,26 +24,32 @@ from numpy.typing import NDArray
 from milkglass.metrics.text import WORD_PATTERN
 from milkglass.sequences import Ids, Sequences
 
-MIN_WORDS = 3  # a text with fewer words is not searched for inside other texts
-_END = "\n"  # stands between texts; no normalised text contains it
+MIN_CONTAINED_WORDS = 3  # a text with fewer words is not searched for inside other texts
+_TEXT_SEPARATOR = "\n"  # stands between texts; no normalised text contains it
 
 
 def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
     """Returns (texts left,) the indices of the public texts that remain, in order."""
-    public_letters, private_letters = ([letters_and_digits(text) for text in texts] for texts in (public, private))
-    private_set = set(private_letters)
-    left_out_indices = {index for index, letters in enumerate(public_letters) if letters in private_set}
+    normalised_public, normalised_private = (
+        [letters_and_digits(text) for text in texts] for texts in (public, private)
+    )
+    private_set = set(normalised_private)
+    left_out_indices = {index for index, letters in enumerate(normalised_public) if letters in private_set}
     long_texts = [
         letters
-        for index, letters in enumerate(public_letters)
-        if index not in left_out_indices and _is_long(public[index])
+        for index, letters in enumerate(normalised_public)
+        if index not in left_out_indices and _has_min_words(public[index])
     ]
     contained_texts = {part for part, _ in _occurrences(long_texts, sorted(private_set))}
     left_out_indices |= {
-        index for index, letters in enumerate(public_letters) if letters in contained_texts and _is_long(public[index])
+        index
+        for index, letters in enumerate(normalised_public)
+        if letters in contained_texts and _has_min_words(public[index])
     }
-    long_private_texts = [letters for letters, text in zip(private_letters, private, strict=True) if _is_long(text)]
-    left_out_indices |= {index for _, index in _occurrences(long_private_texts, public_letters)}
+    long_private_texts = [
+        letters for letters, text in zip(normalised_private, private, strict=True) if _has_min_words(text)
+    ]
+    left_out_indices |= {index for _, index in _occurrences(long_private_texts, normalised_public)}
     return np.array([index for index in range(len(public)) if index not in left_out_indices], np.int64)
 
 
@@ -67,41 +73,42 @@ def tokenizer_round_trip(texts: Sequence[str], tokenizer: Any) -> list[str]:
 
 
 def letters_and_digits(text: str) -> str:
-    """Returns the letters and digits of a text: "Café, isn't" becomes "cafeisnt"."""
+    """Returns the letters and digits of a text in lower case: "Café, isn't" becomes "cafeisnt"."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).lower()))
 
 
-def _is_long(text: str) -> bool:
-    return len(WORD_PATTERN.findall(text)) >= MIN_WORDS
+def _has_min_words(text: str) -> bool:
+    """Returns whether a text has enough words to be searched for inside other texts."""
+    return len(WORD_PATTERN.findall(text)) >= MIN_CONTAINED_WORDS
 
 
 def _occurrences(parts: Sequence[str], wholes: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yields each part that occurs in a whole, with the whole's index, once for each occurrence.
 
     The first 2^j letters of each part, more than half of it, are compared by a hash with every window of 2^j letters of
-    the wholes. Only if these are equal the part itself is compared. Time grows with the letters of both, times the
+    the wholes. The part itself is compared only where these are equal. Time grows with the letters of both, times the
     logarithm of the longest part.
     """
     parts_by_size: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for part in {*parts} - {""}:
         size = 1 << (len(part).bit_length() - 1)
         parts_by_size[size][part[:size]].append(part)
-    joined = _END.join(wholes)
+    joined = _TEXT_SEPARATOR.join(wholes)
     ends = np.cumsum([len(text) + 1 for text in wholes])
-    hashes_by_size = _hashes(joined)
+    hashes_by_size = _window_hashes(joined)
     for size in (1 << power for power in range(max(parts_by_size, default=0).bit_length())):
         hashes = next(hashes_by_size, None)
         if hashes is None:  # the wholes are shorter than this
             return
-        starts = parts_by_size[size]
-        keys = np.array([_hash_of(start) for start in starts], np.uint64)
-        for place in np.flatnonzero(np.isin(hashes, keys)).tolist():
-            for part in starts.get(joined[place : place + size], ()):
-                if joined.startswith(part, place):
-                    yield part, int(np.searchsorted(ends, place, side="right"))
+        parts_by_start = parts_by_size[size]
+        start_hashes = np.array([_hash_of(start) for start in parts_by_start], np.uint64)
+        for position in np.flatnonzero(np.isin(hashes, start_hashes)).tolist():
+            for part in parts_by_start.get(joined[position : position + size], ()):
+                if joined.startswith(part, position):
+                    yield part, int(np.searchsorted(ends, position, side="right"))
 
 
-def _hashes(text: str) -> Iterator[NDArray[np.uint64]]:
+def _window_hashes(text: str) -> Iterator[NDArray[np.uint64]]:
     """Yields for 1, 2, 4, ... letters the polynomial hash, modulo 2^64, of each window of that length."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.uint64)
     size, base = 1, np.array([0x9E3779B97F4A7C15], np.uint64)
@@ -112,5 +119,6 @@ def _hashes(text: str) -> Iterator[NDArray[np.uint64]]:
 
 
 def _hash_of(start: str) -> int:
-    *_, last = _hashes(start)
+    """Returns the polynomial hash of a text of 2^j letters."""
+    *_, last = _window_hashes(start)
     return int(last[0])

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 EnclaveFolder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
 NO_CORPUS_NOTE = (
-    "no --corpus: which tokens are sensitive, a list of English words decides (the rarest 20 %, digits and single "
-    "characters); names that longer pieces spell, and what is common, cross as they are 7 times in 10 (1 - p)"
+    "no --corpus: a list of English words decides which tokens are sensitive (the rarest 20 %, digits and single "
+    "characters). Common tokens, and names spelled in longer pieces, cross unchanged with probability 1 - p = 0.7"
 )
 FREQUENCY_SOURCES = {"corpus": "your corpus", "word list": "a list of English words"}
 GramineKind = Literal["gramine-direct", "gramine-sgx"]
@@ -68,14 +68,14 @@ def prepare(
     say("next: " + "\nthen: ".join(commands))
 
 
-@enclave_commands.command(short_help="Get what Intel signs beside a quote of the enclave; asks Intel.")
+@enclave_commands.command(short_help="Download Intel's signed collateral for the enclave's quotes.")
 def fetch(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A signed folder of kind gramine-sgx.")],
     as_json: AsJson = False,
 ) -> None:
-    """Start the enclave, and get revocation lists and levels of microcode for its processor into the folder.
+    """Start the enclave, and get revocation lists and TCB levels for its processor into the folder.
 
-    Intel learns which processor is asked about. It signs what it gives for 30 days; then fetch it again.
+    Intel learns which processor is asked about. The collateral is valid for 30 days; then fetch it again.
     """
     import asyncio
     import secrets
@@ -148,7 +148,7 @@ def build(
     emit(as_json, document, lambda: text)
 
 
-@enclave_commands.command(short_help="Check an enclave, and say what holds.")
+@enclave_commands.command(short_help="Check an enclave, and report which protections it has.")
 def verify(
     folder: EnclaveFolder,
     measurement: Annotated[
@@ -157,28 +157,28 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Start the enclave, check a new quote of it, open what was sealed for it, and report what it is and what holds."""
+    """Start the enclave, check a new quote of it, open what was sealed for it, and report what protects it."""
     from milkglass.enclave import folder as enclave_folder
 
-    folder_info = enclave_folder.EnclaveDescription.read(folder)
+    description = enclave_folder.EnclaveDescription.read(folder)
     with enclave_folder.open_enclave(folder) as enclave:
         if measurement is not None:
             enclave.attest(measurement.lower())
         table_info = enclave.table_info
         document = {
             "kind": enclave.kind, "attested": enclave.is_attested, "proof": enclave.proof,
-            "measurement": enclave.measurement, "model": folder_info.model, "holds": enclave.protections,
+            "measurement": enclave.measurement, "model": description.model, "holds": enclave.protections,
             "rows": table_info["rows"], "width": table_info["width"], "rows_per_hour": table_info["per_hour"],
             "burst": table_info["burst"], "hours_to_read_the_table": table_info["hours"],
-            "sensitive_by": folder_info.counted,
+            "sensitive_by": description.counted,
         }  # fmt: skip
         lines = [
             enclave.notice,
             f"measurement: {enclave.measurement}",
-            f"table: {table_info['rows']:,} rows of width {table_info['width']} of {folder_info.model}, opened",
+            f"table: {table_info['rows']:,} rows of width {table_info['width']} of {description.model}, opened",
             f"limit: {table_info['per_hour']:,} rows an hour, {table_info['burst']:,} at once; reading all of it takes "
             f"at least {duration_text(3600 * table_info['hours'])}",
-            f"sensitive tokens: the rarest 20 % by {FREQUENCY_SOURCES[folder_info.counted]}",
+            f"sensitive tokens: the rarest 20 % by {FREQUENCY_SOURCES[description.counted]}",
         ]
     emit(as_json, document, lambda: "\n".join(lines))
 
@@ -189,11 +189,13 @@ def audit(
     context: typer.Context,
     folder: EnclaveFolder,
     model: Annotated[str, typer.Option(help="The provider's model, which attackers have.", show_default=False)],
-    epsilon: Annotated[float | None, typer.Option(help="The sanitizer's budget of a token.  [default: 3]")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The sanitizer's epsilon per token.  [default: 3]")] = None,
     p: Annotated[
         float | None, typer.Option("--p", help="How often a token that is not sensitive is replaced.  [default: 0.3]")
     ] = None,
-    no_sanitize: Annotated[bool, typer.Option("--no-sanitize", help="Audit what crosses without it.")] = False,
+    no_sanitize: Annotated[
+        bool, typer.Option("--no-sanitize", help="Audit what crosses without the sanitizer.")
+    ] = False,
     *,
     audit_options: AuditOptions,
     columns: ColumnOptions,
@@ -210,18 +212,18 @@ def audit(
     if no_sanitize:
         refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
     require_audit(audit_options.out, audit_options.budget, audit_options.text, audit_options.public)
-    folder_info, files = enclave_folder.EnclaveDescription.read(folder), audit_options.read_files(columns)
+    description, audit_files = enclave_folder.EnclaveDescription.read(folder), audit_options.read_files(columns)
     from milkglass.split.decoder import audit_scene
 
     settings = RnmSettings(None if no_sanitize else 3.0 if epsilon is None else epsilon, 0.3 if p is None else p)
     base = open_original(model)
     with enclave_folder.open_enclave(folder) as enclave:
         note(enclave.notice)
-        split_scene = audit_scene.decoder_scene(base, enclave, settings, folder_info.k, files)
+        split_scene = audit_scene.decoder_scene(base, enclave, settings, description.k, audit_files)
     if split_scene.left_out_count:
         note(f"{split_scene.left_out_count:,} texts are too long to be sent, and are left out")
     identity = {
-        "table": folder_info.table,
+        "table": description.table,
         "settings": asdict(settings),
         **audit_options.identity(),
         **columns.changed_fields(),
@@ -234,10 +236,10 @@ def audit(
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def open_split_text(options: SplitOptions, credentials: ServerOptions) -> Iterator[SplitText]:
+def open_split_text(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitText]:
     """Yields the client of a split decoder: the enclave of a folder, and the server of --split.
 
-    What the enclave proves is printed. The address in `credentials` is not used.
+    What the enclave proves is printed. The address in `server_options` is not used.
 
     Raises:
         UsageError: --enclave is missing.
@@ -253,30 +255,28 @@ def open_split_text(options: SplitOptions, credentials: ServerOptions) -> Iterat
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
     if options.engine_model is None:
-        server = _decoder_server(url, credentials)
+        server = _decoder_server(url, server_options)
         decoder_info = server.info()  # before the enclave is started
     with enclave_folder.open_enclave(options.enclave) as enclave:
         if server is None:
             engine = PromptEmbedsEngine(
                 url,
                 str(options.engine_model),
-                read_token(credentials.token_file),
-                credentials.allow_http,
-                credentials.certificate,
+                read_token(server_options.token_file),
+                server_options.allow_http,
+                server_options.certificate,
             )
-            split_decoder = SplitText(enclave, engine, engine.info(enclave.table_info), settings)
+            split_text = SplitText(enclave, engine, engine.info(enclave.table_info), settings)
         else:
-            split_decoder = SplitText(enclave, server, decoder_info, settings)
+            split_text = SplitText(enclave, server, decoder_info, settings)
         note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
-        yield split_decoder
+        yield split_text
 
 
-def generate_split(
-    split_decoder: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
-) -> None:
+def generate_split(split_text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool) -> None:
     """Prints how much of a sanitized prompt is replaced, then the answer as it is generated, or whole as JSON."""
     unchanged_count = sanitized.private_count - sanitized.changed_count
     note(
@@ -284,13 +284,13 @@ def generate_split(
         f"these were replaced, and {unchanged_count} cross as they are. Table and candidates are the provider's: it "
         "reads these, and may guess others"
     )
-    answer = show_pieces(split_decoder.text(sanitized, sampling), is_shown=not as_json)
+    answer = show_pieces(split_text.text(sanitized, sampling), is_shown=not as_json)
     if as_json:
-        stream = split_decoder.streams[-1]
+        stream = split_text.streams[-1]
         document = {
             "text": answer, "prompt_tokens": sanitized.token_count, "private_tokens": sanitized.private_count,
-            "replaced_tokens": sanitized.changed_count, "attested": split_decoder.enclave.is_attested,
-            "proof": split_decoder.enclave.proof,
+            "replaced_tokens": sanitized.changed_count, "attested": split_text.enclave.is_attested,
+            "proof": split_text.enclave.proof,
             "bytes_sent": stream.sent_bytes, "bytes_received": stream.received_bytes,
         }  # fmt: skip
         say(json_text(document))
@@ -299,19 +299,22 @@ def generate_split(
 
 
 def sanitize_prompt(
-    split_decoder: SplitText,
+    split_text: SplitText,
     prompt: str,
     system: str | None,
     chat_template: bool | None,
     instruction: str,
     sampling: SplitSampling,
 ) -> SanitizedPrompt:
-    """Sanitizes a prompt.
+    """Sanitizes a prompt, in the chat template if there is one.
 
     Args:
+        split_text: the client of the split decoder.
+        prompt: the text that is sanitized.
         system: the system's message, in the chat template.
         chat_template: whether the prompt is put into the chat template. None: if the model has one.
         instruction: the beginning of the message, which is not sanitized.
+        sampling: how the answer's tokens are drawn.
 
     Raises:
         NoChatTemplate: `chat_template` is true, and the model has none.
@@ -323,7 +326,7 @@ def sanitize_prompt(
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
-            sanitized = split_decoder.sanitize_chat(messages, sampling, instruction)
+            sanitized = split_text.sanitize_chat(messages, sampling, instruction)
         except NoChatTemplate:
             if chat_template:
                 raise
@@ -336,7 +339,7 @@ def sanitize_prompt(
             return sanitized
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
-    return split_decoder.sanitize_text(prompt, instruction, sampling)
+    return split_text.sanitize_text(prompt, instruction, sampling)
 
 
 def split_sampling(

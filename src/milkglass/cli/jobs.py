@@ -32,8 +32,8 @@ def jobs(*, server: ServerOptions, as_json: AsJson = False) -> None:
 @with_optional_key_and_server
 def job(
     job_id: Annotated[str, typer.Argument(help="The job's id: `finetune` printed it, `milkglass jobs` lists it.")],
-    follow: Annotated[bool, typer.Option("--follow", help="Watch it to its end.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Stop it for good; what it learned is lost.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Watch the job to its end.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the job for good; its training is lost.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a job that a full disk ended, once there is room.")
     ] = False,
@@ -49,7 +49,7 @@ def job(
 ) -> None:
     """Show a fine-tuning job's state. With an option: watch it, stop it, download its model, or delete its record.
 
-    With --key, --follow shows what the model makes of each class at the end: the key has the classes' names.
+    With --key, --follow shows at the end how well the model predicts each class: the key has the classes' names.
     """
     if sum((follow or fetch is not None, cancel, delete)) > 1 or (resume and (cancel or delete)):
         raise UsageError("more than one thing to do with the job was given", "give --follow, --cancel or --delete")
@@ -93,15 +93,15 @@ def job(
 
 def _job_document(job: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a server's job that are shown; None for a field that the server left out."""
-    names = ("id", "model", "status", "resumable", "created_at", "fine_tuned_model", "error", "progress", "metrics")
-    return {name: job.get(name) for name in names}
+    fields = ("id", "model", "status", "resumable", "created_at", "fine_tuned_model", "error", "progress", "metrics")
+    return {name: job.get(name) for name in fields}
 
 
 def _job_table(jobs: list[dict[str, Any]]) -> str:
     """Returns the table of a server's jobs as text."""
     if not jobs:
         return "the server has no jobs"
-    rows: list[tuple[str, ...]] = [("job", "model", "state", "steps", "loss", "made", "fine-tuned model")]
+    rows: list[tuple[str, ...]] = [("job", "model", "state", "steps", "loss", "created", "fine-tuned model")]
     for job in map(_job_document, jobs):
         progress = job["progress"]
         cells = (job["id"], job["model"], job["status"], steps_text(progress) or "-", _loss_text(progress) or "-")
@@ -109,7 +109,7 @@ def _job_table(jobs: list[dict[str, Any]]) -> str:
     return table(rows)
 
 
-def _loss_text(progress: Mapping[str, Any]) -> str:
+def _loss_text(job_progress: Mapping[str, Any]) -> str:
     """Returns the loss with four decimals, "" if it is not known."""
-    loss = progress.get("loss")
+    loss = job_progress.get("loss")
     return "" if loss is None else f"{loss:.4f}"

@@ -26,7 +26,10 @@ HELP = (
 
 
 class CommandGroup(LazyGroup):
-    """Turns errors into words (or JSON) on stderr and an exit code. Only a bug has a traceback, without variables."""
+    """Turns errors into words (or JSON) on stderr and an exit code.
+
+    Only a bug has a traceback, which shows no values of variables.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that the context names."""
@@ -83,8 +86,9 @@ def option_value_error(error: Exception) -> UsageError | None:
         return None
     from milkglass.server.spec import requirement_of
 
-    fault = cause.errors()[0]
-    name, value, rule = max(param.opts, key=len), str(fault["input"])[:MAX_CELL_CHARACTERS], requirement_of(fault)
+    first_error = cause.errors()[0]
+    name, rule = max(param.opts, key=len), requirement_of(first_error)
+    value = str(first_error["input"])[:MAX_CELL_CHARACTERS]
     is_text = not value.isascii() or not value.replace(".", "", 1).lstrip("-").isdigit()
     value_text = repr(value) if is_text else value
     return UsageError(f"{name}: {rule}" if repr(value) in rule else f"{name} is {value_text}, {rule}", "see --help")

@@ -17,7 +17,7 @@ from milkglass.errors import UsageError
 from milkglass.server.settings import Limits, require_token
 from milkglass.system import is_loopback
 
-USED_WITH_ATTESTED = frozenset({
+ATTESTED_OPTIONS = frozenset({
     "attested", "host", "port", "token_file", "cert", "tls_key", "in_front_of", "software", "gpus", "collateral",
     "receive", "receive_from",
 })  # fmt: skip
@@ -52,7 +52,7 @@ def serve(
     insecure_http: Annotated[
         bool, typer.Option("--insecure-http", help="Listen on a network without TLS: anyone there can read the token.")
     ] = False,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt.")] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens of a prompt.")] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="The largest number of tokens that a request may ask for.")
     ] = None,
@@ -75,14 +75,17 @@ def serve(
     ] = False,
     in_front_of: Annotated[
         str | None,
-        typer.Option("--in-front-of", help="With --attested: hand requests to this engine, http://127.0.0.1:8000."),
+        typer.Option(
+            "--in-front-of", help="With --attested: hand requests to this engine, such as http://127.0.0.1:8000."
+        ),
     ] = None,
     software: Annotated[
-        bool, typer.Option("--software", help="With --attested: evidence that proves nothing, for trials.")
+        bool, typer.Option("--software", help="With --attested: use simulated evidence, which proves nothing.")
     ] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="With --attested: evidence of NVIDIA GPUs, too.")] = False,
     collateral: Annotated[
-        Path | None, typer.Option(help="With --attested: the makers' signed files, handed out with the evidence.")
+        Path | None,
+        typer.Option(help="With --attested: the hardware makers' signed files, handed out with the evidence."),
     ] = None,
     receive: Annotated[
         Path | None,
@@ -95,13 +98,14 @@ def serve(
         str | None,
         typer.Option(
             metavar="SHA256",
-            help="With --receive: SHA-256 of the token of who may release files. The host may read it; the token not.",
+            help="With --receive: SHA-256 of the token of who may release files. The host may know this "
+            "digest, but not the token.",
         ),
     ] = None,
 ) -> None:
     """Start the server. It prints its address when it is ready; the token is in HOME/token, or in --token-file."""
     if attested:
-        refuse_unused("with --attested", command_line_options(context, ignored_names=USED_WITH_ATTESTED))
+        refuse_unused("with --attested", command_line_options(context, ignored_names=ATTESTED_OPTIONS))
         if (receive is None) != (receive_from is None):
             raise UsageError(
                 "--receive and --receive-from belong together: anybody can seal a file to this machine",
@@ -126,7 +130,7 @@ def serve(
     require_private(host, cert, insecure_http, "the token")
     require_tls(cert, tls_key)
     base_folders = tuple(map(_base_folder, base_models or ()))
-    limits: dict[str, Any] = {
+    optional_limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
         "max_new_tokens": max_new_tokens,
         "max_loaded_models": max_loaded_models,
@@ -135,7 +139,7 @@ def serve(
         "training_threads": training_threads,
         "prefix_cache": None if prefix_cache_mb is None else prefix_cache_mb << 20,
     }
-    from milkglass.server.app import serve as run
+    from milkglass.server.app import serve as run_server
     from milkglass.server.settings import ServerSettings
 
     settings = ServerSettings(
@@ -147,14 +151,14 @@ def serve(
         tls_key=tls_key,
         record=None if record is None else record.resolve(),
         base_models=base_folders,
-        **{name: value for name, value in limits.items() if value is not None},
+        **{name: value for name, value in optional_limits.items() if value is not None},
     )
     token_path = token_file or home.resolve() / "token"
-    run(settings, lambda: note(f"home: {home.resolve()} (the token is in {token_path})"))
+    run_server(settings, lambda: note(f"home: {home.resolve()} (the token is in {token_path})"))
 
 
 def _base_folder(ref: str) -> Path:
-    """Returns the folder of a base model, or of several. Raises UsageError or ModelNotFound if there is none."""
+    """Returns the folder that holds one base model or several. Raises UsageError or ModelNotFound if there is none."""
     from milkglass.models.resolve import HUB_PREFIX, resolve
 
     if (folder := Path(ref)).is_dir():
@@ -184,11 +188,17 @@ def _serve_attested(
     """Serves evidence for the TLS key, and forwards requests to an engine on this machine.
 
     Args:
+        address: where the server listens, and its certificate.
         engine: the engine's address, on this machine. None: there is no engine.
         software: whether the evidence comes from software, which proves nothing.
-        collateral: the folder of the makers' signed files, which are handed out with the evidence.
-        release_settings: the folder for released files, and the digest of their sender's token. None: none is taken.
+        gpus: whether the evidence covers NVIDIA GPUs too.
+        collateral: the folder of the hardware makers' signed files, which are handed out with the evidence.
+        release_settings: the folder for released files, and the digest of their sender's token. None: no file is
+            accepted.
         token_file: holds the token that requests to the engine need. None: they need none.
+
+    Raises:
+        UsageError: there is no certificate, or the engine is not on this machine.
     """
     if address.tls_certificate is None:
         raise UsageError(

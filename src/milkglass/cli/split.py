@@ -86,7 +86,7 @@ def classify(
     texts, pairs = [row.text for row in rows], second_texts(rows, pair)
     require_folder(client, "give the client's half that `milkglass split train` wrote")
     from milkglass.client.results import Classified
-    from milkglass.split.client import ClientHalf, require_sendable
+    from milkglass.split.client import SplitClassifier, require_sendable
     from milkglass.split.folders import read_client_description
 
     split_info = read_client_description(client)
@@ -94,7 +94,7 @@ def classify(
     with refusals_naming_rows(rows):
         require_sendable(client, split_info, base, texts, pairs)
     with _open_server_half(url, folder, credentials) as (encoder_info, ask), bars(as_json) as stage:
-        client_half = ClientHalf.open(client, base, split_info, text_count=len(rows))
+        client_half = SplitClassifier.open(client, base, split_info, text_count=len(rows))
         progress = stage("classify", len(rows))
         class_probabilities = client_half.classify(texts, pairs, encoder_info, ask, progress)
     results = [
@@ -269,12 +269,12 @@ def train(
 
 def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
     """Classifies labelled texts with both halves, disturbed as they would be sent, and returns the accuracy."""
-    from milkglass.split.client import ClientHalf
+    from milkglass.split.client import SplitClassifier
     from milkglass.split.folders import read_client_description
     from milkglass.split.server import ServerHalf
     from milkglass.split.train import evaluate
 
-    client_half = ClientHalf.open(client, base, read_client_description(client))
+    client_half = SplitClassifier.open(client, base, read_client_description(client))
     return evaluate(client_half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
 
 

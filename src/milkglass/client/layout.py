@@ -13,7 +13,7 @@ from milkglass.models.file_names import TOKENIZER
 MARKER = "milkglass.json"  # says that a folder may leave this machine
 MARKER_CONTENT = {"format": "milkglass-scrambled/1"}
 # All known names of tokenizer files
-TOKENIZER_NAMES = re.compile(
+TOKENIZER_FILE_PATTERN = re.compile(
     r"(tokenizer.*|.*vocab.*|merges.*|special_tokens_map.*|added_tokens.*|chat_template.*|.*\.model|.*\.tiktoken)", re.I
 )
 # The files that decide how text becomes ids. If tokenizer.json exists, it decides alone
@@ -21,23 +21,24 @@ TOKENIZER_FILES = (TOKENIZER, "vocab.txt", "vocab.json", "merges.txt", "tokenize
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Returns `sha256:...` of the vocabulary and its rules. Raises UnsupportedModel if the folder has no tokenizer.
+    """Returns `sha256:...` of the vocabulary and the splitting rules.
 
     It does not cover the chat template and the tokenizer's settings: these may change while ids mean the same.
+    Raises UnsupportedModel if the folder has no tokenizer.
     """
-    present = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
-    if not present:
+    present_names = [name for name in TOKENIZER_FILES if (folder / name).is_file()]
+    if not present_names:
         raise UnsupportedModel(f"{folder.name} has no tokenizer", f"one of {', '.join(TOKENIZER_FILES)} is needed")
-    digested = present[:1] if present[0] == TOKENIZER else present
+    digested_names = present_names[:1] if present_names[0] == TOKENIZER else present_names
     hasher = hashlib.sha256()
-    for name in digested:
+    for name in digested_names:
         hasher.update(name.encode() + b"\0" + hashlib.sha256((folder / name).read_bytes()).digest())
     return f"sha256:{hasher.hexdigest()}"
 
 
-# All parts between the dots of tensor names of the supported families, besides numbers: a name that no such model has
-# could carry any text. Some are of older checkpoints: norms of 2018, saved buffers, heads of two tasks. A test compares
-# them with the classes of transformers.
+# All parts between the dots of tensor names of the supported families, besides numbers. An unknown name could smuggle
+# text. Some names occur only in old checkpoints: `gamma` and `beta` of 2018, saved buffers, heads of two tasks. A test
+# compares the parts with the classes of transformers.
 TENSOR_NAME_PARTS = frozenset((
     "LayerNorm", "attention", "attn", "bert", "beta", "bias", "c_attn", "c_fc", "c_proj", "classifier", "cls",
     "decoder", "dense", "distilbert", "down_proj", "embed_tokens", "embeddings", "encoder", "ffn", "gamma",
@@ -54,7 +55,7 @@ TENSOR_NAME_PARTS = frozenset((
 
 
 def unknown_tensor_names(names: Iterable[str]) -> list[str]:
-    """Returns the names with a part that is neither a number of up to 4 digits nor in a model of a supported family."""
+    """Returns the names with a part that is neither a number of up to 4 digits nor a known part of a tensor name."""
     from milkglass.models.families import FAMILIES
 
     parts = TENSOR_NAME_PARTS.union(*(family.parts for family in FAMILIES.package_entries.values()))

@@ -35,8 +35,8 @@ GRADIENT_DEFENCES: Catalogue[GradientDefence] = Catalogue(
 def parse_gradient_defence(text: str) -> GradientDefence:
     """Parses NAME or NAME:PARAMETER=VALUE,... (gaussian:level=0.001). Raises UsageError for anything else."""
     name, _, parameters = text.partition(":")
-    kind = type(GRADIENT_DEFENCES[name])
-    return GRADIENT_DEFENCES.make(name, read_words(kind, parameters.split(",") if parameters else (), name))
+    defence_type = type(GRADIENT_DEFENCES[name])
+    return GRADIENT_DEFENCES.make(name, read_words(defence_type, parameters.split(",") if parameters else (), name))
 
 
 def gradient_defence_from_recipe(entry: Mapping[str, Any]) -> GradientDefence:
@@ -46,6 +46,6 @@ def gradient_defence_from_recipe(entry: Mapping[str, Any]) -> GradientDefence:
 
 
 def name_and_parameters(defence: GradientDefence) -> str:
-    """Returns the name and the parameters, for streams of noise and reports: "gaussian (level = 0.05, clip = 1.0)"."""
+    """Returns name and parameters, as a label of noise streams and in reports: "gaussian (level = 0.05)"."""
     parameters = ", ".join(f"{name} = {getattr(defence, name)}" for name in parameters_of(type(defence)))
     return f"{defence.name} ({parameters})" if parameters else defence.name

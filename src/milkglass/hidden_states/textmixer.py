@@ -34,7 +34,7 @@ from milkglass.hidden_states.halves import UpperHalf
 from milkglass.hidden_states.mechanism import TrainingStep
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.noise.root import NoiseRoot, NoiseStream, rotation
+from milkglass.noise.root import NoiseRoot, NoiseStream, orthogonal_from_gaussian
 from milkglass.papers import Paper
 from milkglass.parameters import limited
 from milkglass.sequences import Sequences
@@ -81,7 +81,7 @@ def keys_of(root: NoiseRoot, mixing: str, places: int, width: int) -> list[torch
     streams = [root.draws("mixing", place) for place in range(places)]
     if mixing == "hadamard":
         return [stream.gaussian(width) for stream in streams]
-    return [rotation(stream.gaussian(width, width)) for stream in streams]
+    return [orthogonal_from_gaussian(stream.gaussian(width, width)) for stream in streams]
 
 
 class MixingClient(EncoderClient):

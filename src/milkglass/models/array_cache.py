@@ -1,6 +1,6 @@
 """Caches arrays that are computed from a public model and take long, for the next command on this machine.
 
-They are safetensors in a folder of Milkglass's cache for each kind, under the digest of all that they depend on.
+They are safetensors in Milkglass's cache. Each kind has its folder; a file is named by the digest of its inputs.
 Nothing of a user's text or key may be in the arrays or decide them: the names of the files would reveal it.
 """
 
@@ -23,12 +23,12 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.models.resolve import cache_folder
 
 Arrays = dict[str, NDArray[Any]]
-DIGEST_NOTE = "sha256"  # the note with the arrays' digest in their file
+DIGEST_METADATA_KEY = "sha256"  # the key of the arrays' digest in the metadata of their file
 
 
-def digest_of(inputs: list[Any], *arrays: NDArray[Any]) -> str:
-    """Returns the SHA-256 of JSON values and arrays in hex. `inputs` must include the arrays' dtypes and shapes."""
-    hasher = hashlib.sha256(json.dumps(inputs).encode())
+def digest_of(json_values: list[Any], *arrays: NDArray[Any]) -> str:
+    """Returns the SHA-256 of values and arrays in hex. `json_values` must include the arrays' dtypes and shapes."""
+    hasher = hashlib.sha256(json.dumps(json_values).encode())
     for array in arrays:
         hasher.update(np.ascontiguousarray(array).tobytes())
     return hasher.hexdigest()
@@ -36,12 +36,12 @@ def digest_of(inputs: list[Any], *arrays: NDArray[Any]) -> str:
 
 @dataclass
 class ArrayCache:
-    """Keeps arrays of one kind on disk, by the digest of all that decides them.
+    """Keeps arrays of one kind on disk, by the digest of everything that they depend on.
 
     Attributes:
         name: the name of the kind, and of its folder in Milkglass's cache.
         dtypes: the NumPy dtype of each array, by name.
-        folder: where the files are, in place of that folder. None: there.
+        folder: the folder of the files. None: the kind's folder in Milkglass's cache.
         is_reused: whether the last call found its arrays in the cache.
     """
 
@@ -56,12 +56,12 @@ class ArrayCache:
         """Returns the arrays of this digest from the cache, or else makes and stores them.
 
         Args:
-            digest: of all that decides the arrays (`digest_of`).
+            digest: the digest of everything that the arrays depend on (`digest_of`).
             make: computes the arrays, by name.
             is_valid: returns whether arrays from the cache may be used.
 
         Raises:
-            CorruptCheckpoint: the file in the cache is damaged, or its arrays are not `is_valid`.
+            CorruptCheckpoint: the file in the cache is damaged, has other dtypes, or its arrays fail `is_valid`.
         """
         folder = cache_folder() / self.name if self.folder is None else self.folder
         path = folder / f"{digest}.safetensors"
@@ -73,11 +73,14 @@ class ArrayCache:
         arrays = {name: np.ascontiguousarray(computed[name], dtype) for name, dtype in self.dtypes.items()}
         files.make_private_dir(folder)
         with files.atomic_path(path) as partial:  # another process that does the same writes the same
-            save_file(arrays, partial, {DIGEST_NOTE: content_digest(arrays)})
+            save_file(arrays, partial, {DIGEST_METADATA_KEY: content_digest(arrays)})
         return arrays
 
     def _read(self, path: Path, is_valid: Callable[[Arrays], bool], stored_digest: str | None) -> Arrays:
-        """Returns the arrays of a file. Raises CorruptCheckpoint if they do not have the stated digest."""
+        """Returns the arrays of a file.
+
+        Raises CorruptCheckpoint for other dtypes or another digest than stated, or if they fail `is_valid`.
+        """
         try:
             arrays: Arrays = load_file(path)
         except (SafetensorError, OSError):
@@ -95,14 +98,14 @@ def content_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
     """Returns the digest of the arrays' names, dtypes, shapes and numbers."""
     names = sorted(arrays)
     sorted_arrays = [arrays[name] for name in names]
-    inputs = [[name, str(array.dtype), array.shape] for name, array in zip(names, sorted_arrays, strict=True)]
-    return digest_of(inputs, *sorted_arrays)
+    json_values = [[name, str(array.dtype), array.shape] for name, array in zip(names, sorted_arrays, strict=True)]
+    return digest_of(json_values, *sorted_arrays)
 
 
 def _stored_digest(path: Path) -> str | None:
     """Returns a file's stated digest; "" for an earlier version's file, which is made again; None if unreadable."""
     try:
         with safe_open(path, "np") as file:
-            return str((file.metadata() or {}).get(DIGEST_NOTE, ""))
+            return str((file.metadata() or {}).get(DIGEST_METADATA_KEY, ""))
     except (SafetensorError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""Computes similarities of rows in NumPy, and the largest of each row of them without sorting the row.
+"""Computes similarities between rows, and selects the largest of each row without sorting it. All of it is NumPy.
 
 Columns are dealt into buckets. The j-th largest of the buckets' maxima is at most the j-th largest of the row, so only
 the values that reach it, little more than j, have to be looked at.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 
 Ids = NDArray[np.int64]
-BUCKET_COLUMNS = 32  # columns of a bucket, whose maximum is looked at
+COLUMNS_PER_BUCKET = 32  # columns of a bucket, whose maximum is looked at
 Metric = Literal["cosine", "euclidean"]
 Vectors = NDArray[np.float32]
 
@@ -57,9 +57,9 @@ class LikelyRows:
 
     @classmethod
     def of(cls, similarity: NDArray[np.float32], high_count: int, low_count: int) -> LikelyRows:
-        """Bounds the values so that at least `high_count` columns reach the higher bound, and `low_count` the lower.
+        """Chooses two bounds for each row, so that `high_count` columns reach the higher, and `low_count` the lower.
 
-        All rows are searched here, in few calls.
+        All rows are searched at once, since a call for each is slow.
         """
         row_count, n = similarity.shape
         bounds = _bounds(similarity, (high_count, max(high_count, low_count)))
@@ -68,6 +68,7 @@ class LikelyRows:
         return cls(similarity, bounds, index, flat_indices, np.searchsorted(flat_indices, n * np.arange(row_count + 1)))
 
     def __getitem__(self, row: int) -> LikelyRow:
+        """Returns the large values of one row."""
         similarity, (high, low) = self.similarity[row], self.bounds[row].tolist()
         columns = self.flat_indices[self.starts[row] : self.starts[row + 1]] - row * len(similarity)
         values = similarity.take(columns)
@@ -83,7 +84,7 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
     It is -inf where no such value is known.
     """
     row_count, n = similarity.shape
-    bucket_count = max(1, n // BUCKET_COLUMNS)
+    bucket_count = max(1, n // COLUMNS_PER_BUCKET)
     maxima = _bucket_maxima(similarity, bucket_count)
     positions = [bucket_count - count for count in counts if count <= bucket_count // 2]
     ranked = np.partition(maxima, positions, axis=1) if positions else maxima
@@ -97,25 +98,25 @@ def _bounds(similarity: NDArray[np.float32], counts: Sequence[int]) -> NDArray[n
 def k_largest(similarity: NDArray[np.float32], k: int) -> tuple[Ids, NDArray[np.float32]]:
     """Returns (b, k) the columns of the k largest values of every row, and (b, k) these values, largest first.
 
-    Ties go to the lower column.
+    k is from 1 to n. Ties go to the lower column.
     """
-    count, n = similarity.shape
-    bucket_count = max(k, n // BUCKET_COLUMNS)
+    row_count, n = similarity.shape
+    bucket_count = max(k, n // COLUMNS_PER_BUCKET)
     bound = np.partition(_bucket_maxima(similarity, bucket_count), bucket_count - k, axis=1)[:, bucket_count - k]
-    row, column = np.nonzero(similarity >= bound[:, None])
-    value = similarity[row, column]
-    order = np.lexsort((column, -value, row))
-    first = np.searchsorted(row, np.arange(count))  # `row` ascends
-    selected = order[first[:, None] + np.arange(k)]
-    return column[selected], value[selected]
+    rows, columns = np.nonzero(similarity >= bound[:, None])
+    values = similarity[rows, columns]
+    order = np.lexsort((columns, -values, rows))
+    row_starts = np.searchsorted(rows, np.arange(row_count))  # `rows` ascends
+    selected = order[row_starts[:, None] + np.arange(k)]
+    return columns[selected], values[selected]
 
 
 def _bucket_maxima(similarity: NDArray[np.float32], bucket_count: int) -> NDArray[np.float32]:
     """Returns (b, bucket_count) the maximum of each bucket. Columns that do not fill all buckets are left out."""
-    count, n = similarity.shape
+    row_count, n = similarity.shape
     bucket_size = n // bucket_count
     maxima: NDArray[np.float32] = (
-        similarity[:, : bucket_size * bucket_count].reshape(count, bucket_size, bucket_count).max(1)
+        similarity[:, : bucket_size * bucket_count].reshape(row_count, bucket_size, bucket_count).max(1)
     )
     return maxima
 

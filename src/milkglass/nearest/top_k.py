@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from milkglass.nearest.products import BLOCK_BYTES, Cosines, Slack, blocks, lengths
-from milkglass.nearest.select import BUCKET_COLUMNS, Metric
+from milkglass.nearest.select import COLUMNS_PER_BUCKET, Metric
 
 COSINE_BYTES = 16 << 20  # bytes of cosines at a time: larger arrays are allocated anew by the system each time
 
@@ -126,10 +126,12 @@ def _mean(table: torch.Tensor) -> torch.Tensor:
 
 def _reached_values(values: torch.Tensor, k: int) -> torch.Tensor:
     """Returns (b,) a value that at least k columns of each row reach, and few more if k is small (select.py)."""
-    bucket_count = values.shape[1] // BUCKET_COLUMNS
+    bucket_count = values.shape[1] // COLUMNS_PER_BUCKET
     if k > bucket_count // 2:
         return values.topk(k, dim=1).values[:, -1]
-    maxima = values[:, : bucket_count * BUCKET_COLUMNS].reshape(len(values), BUCKET_COLUMNS, bucket_count).amax(1)
+    maxima = (
+        values[:, : bucket_count * COLUMNS_PER_BUCKET].reshape(len(values), COLUMNS_PER_BUCKET, bucket_count).amax(1)
+    )
     return maxima.topk(k, dim=1).values[:, -1]
 
 

@@ -1,11 +1,11 @@
-"""Exchanges values by randomised response: sends a value unchanged, or one of the m - 1 others, all equally likely.
+"""Replaces values by randomised response: sends a value unchanged, or one of the m - 1 others, all equally likely.
 
     P(y | x) = 1 / (1 + (m - 1) w)  for y = x,     w / (1 + (m - 1) w)  for every other y,     w >= exp(-epsilon)
 
 (Warner, JASA 1965; for m values Kairouz, Bonawitz and Ramage, ICML 2016, section 3.2). For any two values x, x' and any
-y the probabilities differ by a factor of at most exp(epsilon), and so do a posterior's odds from the prior's: each
-value is (epsilon, 0) locally differentially private. Probabilities are ratios of integers, with w rounded up, drawn
-exactly.
+y the probabilities differ by a factor of at most exp(epsilon), and posterior odds differ from prior odds by at most the
+same factor. The mechanism is (epsilon, 0) locally differentially private. Probabilities are ratios of integers, with w
+rounded up, drawn exactly.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from milkglass.noise.stream import Stream
 
 Ids = NDArray[np.int64]
-OWN_WEIGHT = 1 << 44  # the weight of the value itself
+TRUE_VALUE_WEIGHT = 1 << 44  # the weight of the true value
 
 
 @dataclass(frozen=True, eq=False)
 class RandomisedResponse:
-    """Exchanges values by randomised response; a value outside `values` is sent unchanged.
+    """Replaces values by randomised response; a value outside `values` is sent unchanged.
 
     Attributes:
-        values: (m,) the values that are exchanged for each other, ascending.
-        epsilon: the guarantee for each value.
+        values: (m,) the values that are replaced by each other, ascending.
+        epsilon: the epsilon of one response.
     """
 
     values: Ids
@@ -36,22 +36,22 @@ class RandomisedResponse:
 
     @property
     def other_weight(self) -> int:
-        """Returns the weight of each other value, w times OWN_WEIGHT, rounded up."""
-        return min(OWN_WEIGHT, math.ceil(OWN_WEIGHT * math.exp(-self.epsilon)) + 1)
+        """Returns the weight of each other value, w times TRUE_VALUE_WEIGHT, rounded up."""
+        return min(TRUE_VALUE_WEIGHT, math.ceil(TRUE_VALUE_WEIGHT * math.exp(-self.epsilon)) + 1)
 
     @property
     def keep_probability(self) -> float:
         """Returns P(y | x) for y = x, the probability that a value is sent unchanged."""
-        return OWN_WEIGHT / self._total_weight
+        return TRUE_VALUE_WEIGHT / self._total_weight
 
     @property
     def log_likelihood_ratio(self) -> float:
-        """Returns log P(y | x) for y = x, less that for any other y: epsilon, as far as integers can express it."""
-        return math.log(OWN_WEIGHT / self.other_weight)
+        """Returns the log of P(x | x) / P(y | x) for y != x: epsilon, as far as integers can express it."""
+        return math.log(TRUE_VALUE_WEIGHT / self.other_weight)
 
     @property
     def noise_bits(self) -> float:
-        """Returns H(y | x) in bits, the entropy of a sent value that is chance alone."""
+        """Returns H(y | x) in bits, the entropy of the response given the value."""
         m, p = len(self.values), self.keep_probability
         if m < 2:
             return 0.0
@@ -66,10 +66,10 @@ class RandomisedResponse:
         )
         exchangeable_positions = np.flatnonzero(is_exchangeable)
         draws = stream.integers(self._total_weight, len(exchangeable_positions))
-        is_changed = draws >= OWN_WEIGHT
-        step = 1 + (draws[is_changed] - OWN_WEIGHT) // self.other_weight
+        is_changed = draws >= TRUE_VALUE_WEIGHT
+        offset = 1 + (draws[is_changed] - TRUE_VALUE_WEIGHT) // self.other_weight
         changed_positions = exchangeable_positions[is_changed]
-        responses[changed_positions] = self.values[(value_index[changed_positions] + step) % len(self.values)]
+        responses[changed_positions] = self.values[(value_index[changed_positions] + offset) % len(self.values)]
         return responses
 
     def expected_counts(self, occurrences: NDArray[np.number]) -> NDArray[np.float64]:
@@ -86,4 +86,4 @@ class RandomisedResponse:
     @property
     def _total_weight(self) -> int:
         """Returns the sum of the weights of all values that may be sent for one value."""
-        return OWN_WEIGHT + max(0, len(self.values) - 1) * self.other_weight
+        return TRUE_VALUE_WEIGHT + max(0, len(self.values) - 1) * self.other_weight

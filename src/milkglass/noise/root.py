@@ -19,43 +19,54 @@ SECRET_BYTES = 32  # length of a client half's secret
 
 
 class NoiseStream:
-    """Draws tensors and orders from one stream. The same draws in the same order under one key give the same numbers.
+    """Draws tensors and permutations from one stream.
+
+    The same draws in the same order from one source give the same numbers.
 
     Attributes:
         stream: the source, from which noise on data is drawn directly.
     """
 
-    def __init__(self, key: bytes | Stream) -> None:
-        self.stream = key if isinstance(key, Stream) else Stream(key)
+    def __init__(self, source: bytes | Stream) -> None:
+        self.stream = source if isinstance(source, Stream) else Stream(source)
 
-    def bound_to(self, hidden: torch.Tensor) -> NoiseStream:
+    def bound_to(self, states: torch.Tensor) -> NoiseStream:
         """Returns a stream of draws that depends on the numbers of these states too (noise/stream.py).
 
         The last bits of states depend on what else was computed beside them, and states that differ must not get the
         same noise.
         """
-        return NoiseStream(stream_for({"hidden": hidden}, self.stream))
+        return NoiseStream(stream_for({"hidden": states}, self.stream))
 
     def gaussian(self, *shape: int) -> torch.Tensor:
-        """Returns standard normal fp32 numbers by the inverse distribution: for secret keys, not noise on data."""
+        """Returns standard normal fp32 numbers by the inverse distribution function.
+
+        They are for secret keys, not noise on data.
+        """
         flat = ndtri(self.stream.uniform(math.prod(shape))).astype(np.float32)
         return torch.from_numpy(flat).reshape(shape)
 
     def orthogonal(self, size: int) -> torch.Tensor:
         """Returns (size, size) an fp64 matrix that is uniform over the orthogonal group."""
-        return rotation(self.gaussian(size, size).double())
+        return orthogonal_from_gaussian(self.gaussian(size, size).double())
 
     def order(self, count: int) -> Ids:
         """Returns (count,) a uniform permutation of 0 to count - 1."""
         return self.stream.order(count)
 
     def seed(self) -> int:
-        """Returns a seed for PyTorch's generator, which draws the halves' first weights. These are not secret."""
+        """Returns a seed for PyTorch's generator, which draws the halves' first weights.
+
+        The seed and the weights are not secret.
+        """
         return int(self.stream.words(1)[0])
 
 
-def rotation(gaussian: torch.Tensor) -> torch.Tensor:
-    """Returns a uniform orthogonal matrix from standard normals, with signs that make it unique (Mezzadri 2007)."""
+def orthogonal_from_gaussian(gaussian: torch.Tensor) -> torch.Tensor:
+    """Returns a uniform orthogonal matrix, perhaps a reflection, from standard normals (d, d).
+
+    Signs make the result unique (Mezzadri 2007).
+    """
     q, r = torch.linalg.qr(gaussian)
     return q * r.diagonal().sign()
 
@@ -83,10 +94,10 @@ class NoiseRoot:
 
 
 class MixingMatrix:
-    """Combines the rows of other matrices by a fresh secret matrix, and undoes it.
+    """Combines the rows of other matrices by a fresh secret matrix, and separates them again.
 
         U = A [H; S]          H (t, d): what is hidden; S (k, d): rows that stand for nothing, shields
-        H W = the first t rows of A^-1 (U W)
+        H W = the first t rows of A^-1 (U W)          W: the server's weights
 
     A = P diag(s) Q with P and Q uniform orthogonal matrices and s log-uniform from 1 / sqrt(c) to sqrt(c). Its
     condition number is at most c, and 1 if A is orthogonal. All of it is fp64, so that only U and the answer are
@@ -99,22 +110,25 @@ class MixingMatrix:
     """
 
     def __init__(
-        self, draws: NoiseStream, rows: torch.Tensor, condition: float = 1.0, shield_count: int = 0, energy: float = 1.0
-    ) -> None:
+        self, draws: NoiseStream, rows: torch.Tensor, condition_number: float = 1.0, shield_count: int = 0,
+        shield_energy: float = 1.0,
+    ) -> None:  # fmt: skip
         """Draws a matrix for rows (t, d).
 
         Args:
-            condition: c, 1 or more; with 1 A is orthogonal.
+            draws: the stream of the secret numbers.
+            rows: (t, d) give only the sizes of the matrices and the norm of the shields.
+            condition_number: c, 1 or more; with 1 A is orthogonal.
             shield_count: k; shields have Gaussian directions.
-            energy: squared norm of each shield, relative to the rows' mean squared norm.
+            shield_energy: squared norm of each shield, relative to the rows' mean squared norm.
         """
         size, width = len(rows) + shield_count, rows.shape[1]
         p, q = (draws.orthogonal(size) for _ in range(2))
         uniform = torch.from_numpy(draws.stream.uniform(size))
-        stretch = (math.log(condition) * (uniform - 0.5)).exp()
+        singular_values = (math.log(condition_number) * (uniform - 0.5)).exp()
         directions = torch.nn.functional.normalize(draws.gaussian(shield_count, width).double(), dim=1)
-        norm = float(rows.double().square().sum(1).mean() * energy) ** 0.5
-        self.matrix, self.inverse = (p * stretch) @ q, (q.T / stretch) @ p.T
+        norm = float(rows.double().square().sum(1).mean() * shield_energy) ** 0.5
+        self.matrix, self.inverse = (p * singular_values) @ q, (q.T / singular_values) @ p.T
         self.shields = directions * norm
 
     def mix(self, rows: torch.Tensor) -> torch.Tensor:

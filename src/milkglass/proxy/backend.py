@@ -1,9 +1,9 @@
 """A backend of the proxy joins a key's codec, an engine, and the models that the engine serves for the key.
 
-It makes every request to the engine, and refuses what cannot be requested before anything is sent. `Reply` sends those
-for answers. With several keys, each model is used with the key that scrambled it. The engine does not decide which key
-that is: it could name an old key that it has read. The sealed part of a key records under which names its models were
-uploaded, or whoever starts the proxy names the key.
+It makes every request to the engine, and refuses what cannot be requested before anything is sent. `Reply` sends the
+requests that generate. With several keys, each model is used with the key that scrambled it. The engine does not decide
+which key that is: it could name an old key that it has read. The sealed part of a key records under which names its
+models were uploaded, or whoever starts the proxy names the key.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from milkglass.proxy.text.template_options import template_options
 from milkglass.proxy.text.tokens import TokenNames
 from milkglass.rows.messages import Message
 
-ROWS_PER_REQUEST = 64  # texts that one request asks the engine to embed
-MAX_LETTERS_PER_TOKEN = 128  # on average over a text; a longer text is refused before it is tokenized
+TEXTS_PER_EMBEDDING_REQUEST = 64  # texts that one request asks the engine to embed
+MAX_CHARACTERS_PER_TOKEN = 128  # on average over a text; a longer text is refused before it is tokenized
 DEFAULT_MAX_TOKENS = 4096  # limit of an answer if the application sets none
 MAX_NAMES_SHOWN = 10  # names of models in an error message
-MAX_START_SECONDS = 60  # within which an engine says what it serves
+MAX_START_SECONDS = 60  # seconds within which an engine says what it serves
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Backend:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         demanded_tool: str | None = None,
-        allows_one_call: bool = False,
-        requested_options: Mapping[str, Any] | None = None,
+        at_most_one_call: bool = False,
+        template_fields: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> GenerationRequest:
         """Makes the request of a conversation, in the model's template. Nothing is sent yet.
@@ -105,9 +105,9 @@ class Backend:
             messages: the conversation.
             tools: the tools that the model may call, in OpenAI's format.
             demanded_tool: the tool that must be called; "" for any one; None if the model may choose.
-            allows_one_call: whether at most one call is accepted.
-            requested_options: the request's fields for the template, which `template_options` reads.
-            **options: see `_request`.
+            at_most_one_call: whether at most one call is accepted.
+            template_fields: the request's fields for the template, which `template_options` reads.
+            **options: see `_build_request`.
 
         Raises:
             ModelNotFound: there is no such model.
@@ -117,30 +117,30 @@ class Backend:
             UsageError: the template has no place for tools or options, or the engine does not offer an option.
         """
         template = str(self.codec.tokenizer.chat_template or "")
-        template_format, beginning = tool_format(template), ""
+        template_format, answer_start = tool_format(template), ""
         used_format = template_format if tools else None
         if tools and used_format is None:
             raise UsageError("the model's chat template shows no way to call tools", "leave tools out")
         if demanded_tool is not None and used_format is not None:
-            beginning = used_format.answer_start(demanded_tool)
+            answer_start = used_format.answer_start(demanded_tool)
         self._require_decoder(name)
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
-        variables = template_options(requested_options or {}, self.codec.template_variables, marks_reasoning(template))
+        variables = template_options(template_fields or {}, self.codec.template_variables, marks_reasoning(template))
         with self._openai_length_errors("messages"):
             turns = self.memory.with_answer_ids(self.model(name).name, messages)
             if template_format is not None and template_format.needs_short_ids:
                 turns = [shorten_call_ids(turn) for turn in turns]
-            ids = self.codec.encode_chat(turns, tools=tools, answer_start=beginning, options=variables)
-        may_reason = marks_reasoning(template) and not beginning
+            ids = self.codec.encode_chat(turns, tools=tools, answer_start=answer_start, options=variables)
+        may_reason = marks_reasoning(template) and not answer_start
         in_reasoning = may_reason and begins_reasoning(self.codec.decode(ids[-16:], skip_special=False))
-        request = self._request(name, ids.tolist(), "messages", **options)
+        request = self._build_request(name, ids.tolist(), "messages", **options)
         callable_tools = required_arguments(
             [tool for tool in tools if not demanded_tool or tool["function"]["name"] == demanded_tool]
         )
         return replace(
             request, tool_format=used_format, tools=callable_tools, requires_tool_call=demanded_tool is not None,
-            may_reason=may_reason, first_kind="reasoning" if in_reasoning else "content", answer_prefix=beginning,
-            allows_one_call=allows_one_call,
+            may_reason=may_reason, first_kind="reasoning" if in_reasoning else "content", answer_prefix=answer_start,
+            at_most_one_call=at_most_one_call,
         )  # fmt: skip
 
     def completion_request(self, name: str, prompt: str | Sequence[int], **options: Any) -> GenerationRequest:
@@ -159,8 +159,8 @@ class Backend:
             with self._openai_length_errors("prompt"):
                 answers = self.memory.answers_inside(self.model(name).name, prompt)
                 ids = self.codec.encode_prompt(prompt, answers).tolist()
-            return self._request(name, ids, "prompt", **options)
-        return self._request(name, self.scramble_ids(prompt), "prompt", **options)
+            return self._build_request(name, ids, "prompt", **options)
+        return self._build_request(name, self.scramble_ids(prompt), "prompt", **options)
 
     def _require_decoder(self, name: str) -> None:
         """Raises UnsupportedModel if this model cannot generate, and ModelNotFound if there is none."""
@@ -168,18 +168,18 @@ class Backend:
         if model.kind == "encoder":
             raise UnsupportedModel(f"{model.name} is an encoder: it cannot generate", "ask /v1/embeddings of it")
 
-    def _require_short(self, letter_count: int, noun: str = "messages") -> None:
-        """Raises ContextLengthExceeded for a text with too many letters: tokenizing it would take minutes."""
-        if letter_count > MAX_LETTERS_PER_TOKEN * self.codec.max_tokens:
-            raise context_length_error(self.codec.max_tokens, noun, None)
+    def _require_short(self, character_count: int, field_name: str = "messages") -> None:
+        """Raises ContextLengthExceeded for a text with too many characters: tokenizing it would take minutes."""
+        if character_count > MAX_CHARACTERS_PER_TOKEN * self.codec.max_tokens:
+            raise context_length_error(self.codec.max_tokens, field_name, None)
 
     @contextmanager
-    def _openai_length_errors(self, noun: str) -> Iterator[None]:
-        """Turns the codec's TooLong into the error in OpenAI's words. `noun` is "messages", "prompt" or "input"."""
+    def _openai_length_errors(self, field_name: str) -> Iterator[None]:
+        """Turns the codec's TooLong into the error in OpenAI's words, about the "messages", "prompt" or "input"."""
         try:
             yield
         except TooLong as error:
-            raise context_length_error(self.codec.max_tokens, noun, error.token_count) from None
+            raise context_length_error(self.codec.max_tokens, field_name, error.token_count) from None
 
     def scramble_ids(self, ids: Sequence[int]) -> list[int]:
         """Returns the scrambled form of the tokenizer's ids. Raises UsageError for ids that it does not have."""
@@ -190,38 +190,43 @@ class Backend:
             raise UsageError("the prompt holds ids that the tokenizer does not have", "give text, or its own ids")
         return self.codec.scramble(np.asarray(ids, np.int64)).tolist()
 
-    def _request(
+    def _build_request(
         self,
         name: str,
         ids: list[int],
-        noun: str,
+        field_name: str,
         max_tokens: int | None,
         stops: Sequence[str] = (),
         logprobs: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
         **sampling: Any,
     ) -> GenerationRequest:
-        """Makes a request.
+        """Builds a generation request and checks its length.
 
         Args:
             name: the model's name; "" names the default.
             ids: the scrambled prompt.
-            noun: the field of the request with the prompt.
+            field_name: the field of the request with the prompt.
             max_tokens: the most tokens of the answer. None: as many as fit, at most DEFAULT_MAX_TOKENS.
             stops: strings that end the answer.
             logprobs: how many of the likeliest tokens are reported at each position. None: no token is.
-            logit_bias: is added to logits, by the tokenizer's own ids.
+            logit_bias: what is added to each token's logit, by the tokenizer's own ids.
             **sampling: fields of IdsRequest.
+
+        Raises:
+            ModelNotFound: there is no such model.
+            ContextLengthExceeded: the prompt and its answer are longer than the context.
+            UsageError: the engine does not offer an option, or the tokenizer does not have an id of `logit_bias`.
         """
         model = self.model(name)
         max_length = min(self.codec.max_tokens, model.length or self.codec.max_tokens)
         free_tokens = max_length - len(ids)
         if free_tokens < 1 or (max_tokens or 1) > free_tokens:
-            raise context_length_error(max_length, noun, len(ids), max_tokens or 1)
+            raise context_length_error(max_length, field_name, len(ids), max_tokens or 1)
         biases = TokenNames(self.codec).biases(logit_bias or {})
-        tokens = min(free_tokens, DEFAULT_MAX_TOKENS) if max_tokens is None else max_tokens
+        answer_limit = min(free_tokens, DEFAULT_MAX_TOKENS) if max_tokens is None else max_tokens
         ids_request = IdsRequest(
-            ids, tokens, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases,
+            ids, answer_limit, stop_ids=self.codec.stop_ids.tolist(), logprobs=logprobs, logit_bias=biases,
             **{**self.default_sampling, **sampling},
         )  # fmt: skip
         self.upstream.engine.require(ids_request)
@@ -229,10 +234,12 @@ class Backend:
 
     # --- answers ------------------------------------------------------------------------------------------------------
     def replies(self, request: GenerationRequest, count: int = 1, first_index: int = 0) -> list[Reply]:
-        """Returns `count` replies to a request. With a seed, each reply has the seed plus its index in this call.
+        """Returns `count` replies to a request. With a seed, each has the seed plus its index in this call, from 0.
 
         Args:
-            first_index: the index of the first reply among all of the request.
+            request: the request that all of them send.
+            count: how many replies this call makes.
+            first_index: the index of the first of these among all replies of the request; seeds do not depend on it.
         """
         replies = []
         for index in range(count):
@@ -261,11 +268,11 @@ class Backend:
             return [row.tolist() for row in self.codec.encode(texts).ids]
 
     async def embeddings(self, name: str, rows: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Returns a vector for each row of scrambled ids."""
+        """Returns a vector for each row of scrambled ids. Raises ModelNotFound, RemoteError."""
         model = self.model(name)
         vectors: list[list[float]] = []
-        for start in range(0, len(rows), ROWS_PER_REQUEST):
-            batch = rows[start : start + ROWS_PER_REQUEST]
+        for start in range(0, len(rows), TEXTS_PER_EMBEDDING_REQUEST):
+            batch = rows[start : start + TEXTS_PER_EMBEDDING_REQUEST]
             for row in batch:
                 self.observer.begin_exchange(row)
             vectors += await self.upstream.embed(model.name, batch)
@@ -273,25 +280,25 @@ class Backend:
 
 
 def context_length_error(
-    limit: int, noun: str, token_count: int | None, max_tokens: int | None = None
+    limit: int, field_name: str, token_count: int | None, max_tokens: int | None = None
 ) -> ContextLengthExceeded:
     """Returns the error in OpenAI's words, which agents look for before they shorten a conversation.
 
     Args:
         limit: the most tokens of the model's context.
-        noun: the field that is too long.
-        token_count: the tokens of this field. None: more than the limit, judged by its letters.
+        field_name: the field that is too long.
+        token_count: the tokens of this field. None: more than the limit, judged by its characters.
         max_tokens: the tokens that were requested for the answer, if these are too many as well.
     """
     count = f"more than {limit}" if token_count is None else str(token_count)
     if max_tokens is None or token_count is None:
-        fault, advice = f"your {noun} resulted in {count} tokens", f"reduce the length of the {noun}"
+        fault, advice = f"your {field_name} resulted in {count} tokens", f"reduce the length of the {field_name}"
     else:
         total = token_count + max_tokens
-        fault = f"you requested {total} tokens ({token_count} in the {noun}, {max_tokens} in the completion)"
-        advice = f"reduce the length of the {noun} or completion"
+        fault = f"you requested {total} tokens ({token_count} in the {field_name}, {max_tokens} in the completion)"
+        advice = f"reduce the length of the {field_name} or completion"
     message = f"This model's maximum context length is {limit} tokens. However, {fault}. Please {advice}."
-    return ContextLengthExceeded(message, param=noun)
+    return ContextLengthExceeded(message, param=field_name)
 
 
 def names_shown(models: Sequence[ServedModel]) -> str:
@@ -305,10 +312,10 @@ def no_such_model_error(name: str, models: Sequence[ServedModel]) -> ModelNotFou
     return ModelNotFound(f"there is no model {name!r} here", f"there is: {names_shown(models)}")
 
 
-def require_served(requested: Sequence[str], served: Sequence[ServedModel]) -> None:
+def require_served(requested_names: Sequence[str], served: Sequence[ServedModel]) -> None:
     """Raises ModelNotFound for the first requested name that the engine does not serve."""
     names = {model.name for model in served}
-    if absent := [name for name in requested if name not in names]:
+    if absent := [name for name in requested_names if name not in names]:
         raise ModelNotFound(f"the engine serves no model {absent[0]}", f"it serves: {names_shown(served)}")
 
 
@@ -324,7 +331,7 @@ async def served_models(upstream: Upstream) -> list[ServedModel]:
 
 
 async def connect_backend(
-    codec: Codec, upstream: Upstream, requested: Sequence[str] = (), observer: Observer | None = None
+    codec: Codec, upstream: Upstream, requested_names: Sequence[str] = (), observer: Observer | None = None
 ) -> tuple[Backend, list[str]]:
     """Asks an engine what it serves, and returns a backend and warnings. On an error the caller closes the upstream.
 
@@ -337,7 +344,7 @@ async def connect_backend(
         ModelNotFound: the engine serves no model, or not a requested one.
         RemoteError: the engine does not answer.
     """
-    own_models = await _models_of_key(codec, upstream, requested)
+    own_models = await _models_of_key(codec, upstream, requested_names)
     warnings = [
         f"the engine does not say with which key {own_model.name} was scrambled: it is taken to be this one"
         for own_model in own_models
@@ -346,7 +353,7 @@ async def connect_backend(
     return Backend(codec, upstream, own_models, observer or NoObserver()), warnings
 
 
-async def _models_of_key(codec: Codec, upstream: Upstream, requested: Sequence[str]) -> list[ServedModel]:
+async def _models_of_key(codec: Codec, upstream: Upstream, requested_names: Sequence[str]) -> list[ServedModel]:
     """Returns the engine's models of this key, and those of which the engine does not name the key.
 
     Raises what `connect_backend` raises.
@@ -366,10 +373,10 @@ async def _models_of_key(codec: Codec, upstream: Upstream, requested: Sequence[s
                 f"{upstream.url} is a server of {model.owner}, not of {upstream.engine.name}",
                 f"give --engine {model.owner}",
             )
-    require_served(requested, served)
-    selected = [model for model in served if not requested or model.name in requested]
+    require_served(requested_names, served)
+    selected = [model for model in served if not requested_names or model.name in requested_names]
     own_models = [model for model in selected if model.key_id in (None, codec.key_id)]
-    if not own_models or (requested and len(own_models) < len(selected)):
+    if not own_models or (requested_names and len(own_models) < len(selected)):
         raise KeyForOtherModel(
             f"models of the engine that were not made with this key: {names_shown(selected)}; nothing was sent",
             "check --key and --serves",
@@ -435,7 +442,7 @@ class Backends:
 async def connect_backends(
     upstream: Upstream,
     keys: Sequence[ServedKey],
-    requested: Sequence[str] = (),
+    requested_names: Sequence[str] = (),
     key_of_model: Mapping[str, ServedKey] | None = None,
 ) -> tuple[Backends, list[str]]:
     """Returns a backend for each key that made one of the engine's models, and warnings.
@@ -444,23 +451,23 @@ async def connect_backends(
         key_of_model: the key of each model for which the user named one. These are among `keys`.
 
     Raises:
-        KeyForOtherModel: no model belongs to any of the keys; or with several keys, a requested model is known to none
-            of them or to more than one; or the engine says that a model belongs to another key.
+        KeyForOtherModel: no model belongs to any of the keys. With several keys also: a requested model is known
+            to none of them or to more than one. Or the engine says that a requested model belongs to another key.
         UsageError, ModelNotFound, RemoteError: see `connect_backend`.
     """
     key_of_model = key_of_model or {}
     if len(keys) == 1:
-        backend, warnings = await connect_backend(keys[0].codec, upstream, requested, keys[0].observer)
+        backend, warnings = await connect_backend(keys[0].codec, upstream, requested_names, keys[0].observer)
         return Backends([backend]), warnings
     models = await served_models(upstream)
-    require_served(requested, models)
-    served = {model.name: model for model in models if not requested or model.name in requested}
+    require_served(requested_names, models)
+    served = {model.name: model for model in models if not requested_names or model.name in requested_names}
     owners, warnings = dict[str, ServedKey](), list[str]()
     for name, model in served.items():
         try:
             owners[name] = _key_of(model, keys, key_of_model.get(name))
         except KeyForOtherModel as error:
-            if requested:
+            if requested_names:
                 raise
             warnings.append(f"{error.message}; {error.hint}")
     if not owners:
@@ -479,7 +486,10 @@ async def connect_backends(
 
 
 def _key_of(model: ServedModel, keys: Sequence[ServedKey], stated_key: ServedKey | None) -> ServedKey:
-    """Returns the key of a model. Raises KeyForOtherModel if not just one key knows it, or the engine names another."""
+    """Returns the key of a model.
+
+    Raises KeyForOtherModel unless exactly one key knows the model, or if the engine names another.
+    """
     candidates = [key for key in keys if key.info.knows(model.name)] if stated_key is None else [stated_key]
     if len(candidates) != 1:
         files = " and ".join(candidate.file_name for candidate in candidates)

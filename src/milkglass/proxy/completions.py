@@ -36,8 +36,8 @@ class ChatExchange:
         names = frozenset(tool["function"]["name"] for tool in tools)
         request = backend.chat_request(
             body.model, normalize_messages(body.messages), tools, demanded_tool(body.tool_choice, names),
-            requested_options=body.template_fields(), max_tokens=body.max_answer_tokens, stops=body.stops,
-            logit_bias=body.logit_bias, allows_one_call=body.parallel_tool_calls is False,
+            template_fields=body.template_fields(), max_tokens=body.max_answer_tokens, stops=body.stops,
+            logit_bias=body.logit_bias, at_most_one_call=body.parallel_tool_calls is False,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None, **body.sampling(),
         )  # fmt: skip
         self._body, self._head = body, {"id": new_id("chatcmpl"), "created": int(time.time()), "model": request.model}

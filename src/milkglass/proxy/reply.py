@@ -54,7 +54,7 @@ class GenerationRequest:
         may_reason: whether the template marks reasoning.
         first_kind: the kind of the text that comes first.
         answer_prefix: the beginning of the answer, which the engine continues.
-        allows_one_call: whether at most one call is accepted.
+        at_most_one_call: whether at most one call is accepted.
     """
 
     model: str
@@ -66,7 +66,7 @@ class GenerationRequest:
     may_reason: bool = False
     first_kind: Literal["content", "reasoning"] = "content"
     answer_prefix: str = ""
-    allows_one_call: bool = False
+    at_most_one_call: bool = False
 
 
 @dataclass
@@ -197,7 +197,7 @@ class Reply:
         for part in parts:
             calls = part.calls
             self._spelling.add_escapes(part.escape_count)
-            if calls and self.request.allows_one_call:
+            if calls and self.request.at_most_one_call:
                 calls = [] if self._has_called_tool else calls[:1]
             self._has_called_tool = self._has_called_tool or bool(part.calls)
             if part.text or calls:

@@ -64,8 +64,8 @@ class ResponseExchange:
         names = frozenset(tool["function"]["name"] for tool in tools)
         request = backend.chat_request(
             body.model, normalize_messages(messages_of(body)), tools, demanded_tool(body.tool_choice, names),
-            requested_options=body.template_fields(), max_tokens=body.max_output_tokens, logit_bias=body.logit_bias,
-            logprobs=body.top_logprobs, allows_one_call=body.parallel_tool_calls is False, **body.sampling(),
+            template_fields=body.template_fields(), max_tokens=body.max_output_tokens, logit_bias=body.logit_bias,
+            logprobs=body.top_logprobs, at_most_one_call=body.parallel_tool_calls is False, **body.sampling(),
         )  # fmt: skip
         self._prompt_tokens = len(request.ids_request.prompt)
         self._start_replies: Callable[[], Reply] = lambda: backend.replies(request)[0]

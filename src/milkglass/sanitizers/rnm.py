@@ -108,7 +108,7 @@ class Rnm(Sanitizer):
     def is_due(self, ids: Ids, stream: Stream) -> Mask:
         return super().is_due(ids, stream) if self.sparing is None else self.sparing.is_due(ids, stream)
 
-    def sensitivity(self) -> Mask | None:
+    def sensitive_mask(self) -> Mask | None:
         return None if self.sparing is None else self.sparing.sensitive
 
     def prepare(self) -> None:

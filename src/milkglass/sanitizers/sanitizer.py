@@ -61,8 +61,8 @@ class Sanitizer(abc.ABC):
         """Returns (t,) which of these known words are replaced: all, unless a variant spares some."""
         return np.ones(len(ids), np.bool_)
 
-    def sensitivity(self) -> Mask | None:
-        """Returns (n,) the words that the variant always replaces; None if it treats all words alike."""
+    def sensitive_mask(self) -> Mask | None:
+        """Returns (n,) which words the variant always replaces; None if it treats all words alike."""
         return None
 
     @property

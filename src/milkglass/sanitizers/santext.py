@@ -271,7 +271,7 @@ class SanTextPlus(SanText):
     def is_due(self, ids: Ids, stream: Stream) -> Mask:
         return self.sparing.is_due(ids, stream)
 
-    def sensitivity(self) -> Mask | None:
+    def sensitive_mask(self) -> Mask | None:
         return self.sparing.sensitive
 
 

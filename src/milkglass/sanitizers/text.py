@@ -1,8 +1,8 @@
 """Puts a sanitizer in front of any model: text in, text out, and a tally of what was replaced.
 
 Every word of the result is a word of the table or one that the caller kept by name, in the table's spelling: no
-spelling, capital or accent of the input gets through. What was between words stays, with rare white space as blanks.
-Two words that touch are written apart.
+spelling, capital or accent of the input gets through. What was between words stays, but white space other than blanks,
+tabs and line ends becomes a blank. Two words that touch are written apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from milkglass.sanitizers.words import (
     word_before_contraction,
 )
 
-Splitting = Literal["pieces", "whole"]  # how a text is split into words (words.py); recipes of papers have "pieces"
+Splitting = Literal["pieces", "whole"]  # how a text is split into words (words.py); "pieces": at all punctuation
 WORD_CLASSES = ("stopword", "number", "unknown", "sensitive", "other")
 STOPWORD_CLASS, NUMBER_CLASS, UNKNOWN_CLASS, SENSITIVE_CLASS, OTHER_CLASS = range(len(WORD_CLASSES))
 # English function words, which CUSTEXT+ and --keep-stopwords let cross: pronouns, articles, prepositions, conjunctions,
@@ -52,7 +52,7 @@ n't 's 're 've 'll 'd 'm
 STOPWORDS = frozenset(_STOPWORD_LINES.split())
 
 
-def _zeros() -> NDArray[np.int64]:
+def _zero_counts() -> NDArray[np.int64]:
     """Returns a count of 0 for each of WORD_CLASSES."""
     return np.zeros(len(WORD_CLASSES), np.int64)
 
@@ -65,15 +65,15 @@ class WordTally:
 
     Attributes:
         texts: the number of texts.
-        words: the number of words.
-        drawn: how many words went through the mechanism.
-        replaced: how many came out as another word. A draw may be the word itself.
+        words: (classes,) the number of words of each class.
+        drawn: (classes,) how many of these went through the mechanism.
+        replaced: (classes,) how many of these came out as another word. A draw may be the word itself.
     """
 
     texts: int = 0
-    words: NDArray[np.int64] = field(default_factory=_zeros)
-    drawn: NDArray[np.int64] = field(default_factory=_zeros)
-    replaced: NDArray[np.int64] = field(default_factory=_zeros)
+    words: NDArray[np.int64] = field(default_factory=_zero_counts)
+    drawn: NDArray[np.int64] = field(default_factory=_zero_counts)
+    replaced: NDArray[np.int64] = field(default_factory=_zero_counts)
 
     def add(self, other: WordTally) -> None:
         """Adds the counts of another tally."""
@@ -125,7 +125,11 @@ class WordReader:
         return np.bincount(codes[codes >= 0], minlength=len(self.table))
 
     def english_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
+        """Returns (n,) how often each row occurs in 10^12 words of English.
+
+        Args:
+            progress: counts the words of the frequency list.
+        """
         counts = np.zeros(len(self.table))
         for word, share in word_list.english_frequencies().items():
             for spelling, spelling_share in (
@@ -144,7 +148,7 @@ class WordReader:
 
     @cached_property
     def lookup(self) -> Lookup:
-        """Returns what maps a word of a text to its row or its code."""
+        """Returns the lookup from a word of a text to its row or its code."""
         kept_indices = {word: index for index, word in enumerate(self.kept)}
         if self.splitting == "whole":
             return Lookup(self.row_of_word, kept_indices, word_before_contraction)
@@ -184,7 +188,7 @@ class TextSanitizer:
         return self.texts([text], stream)[0]
 
     def texts(self, texts: Sequence[str], stream: Stream, tally: WordTally | None = None) -> list[str]:
-        """Returns each text sanitized, in order. The words of all texts are drawn together, and added to the tally."""
+        """Returns each text sanitized, in order. The words of all texts are drawn together; `tally` counts them."""
         return ["".join(new_parts) for _, new_parts in self.parts(texts, stream, tally)]
 
     def parts(
@@ -249,10 +253,10 @@ class TextSanitizer:
     @cached_property
     def _row_classes(self) -> NDArray[np.int64]:
         """Returns (n,) the class of each row of the table."""
-        sensitive = self.sanitizer.sensitivity()
+        is_sensitive = self.sanitizer.sensitive_mask()
         classes = np.full(len(self.sanitizer.table), OTHER_CLASS)
-        if sensitive is not None:
-            classes[sensitive] = SENSITIVE_CLASS
+        if is_sensitive is not None:
+            classes[is_sensitive] = SENSITIVE_CLASS
         classes[[word.lower() in STOPWORDS for word in self.sanitizer.table.words]] = STOPWORD_CLASS
         return classes
 
@@ -267,7 +271,10 @@ class TextSanitizer:
 
 
 def _replace_words(parts: list[str], substitutes: Iterator[str]) -> list[str]:
-    """Returns the parts with the next of `substitutes` at odd places, and plain space between them."""
+    """Returns new parts: each word replaced by the next of `substitutes`, and what is between words with plain spaces.
+
+    Words that touched are written with a blank between them.
+    """
     new_parts = [words.with_plain_spaces(parts[0])]
     last_word_place = len(parts) - 2
     for place in range(1, len(parts), 2):
@@ -284,7 +291,7 @@ class TokenReader:
 
     Attributes:
         table: the tokens, and their embeddings.
-        tokenizer: the model's own.
+        tokenizer: the model's tokenizer.
     """
 
     table: WordVectors
@@ -309,7 +316,11 @@ class TokenReader:
         return np.bincount(np.concatenate(id_arrays), minlength=len(self.table))
 
     def english_counts(self, progress: Progress = no_progress) -> NDArray[np.int64]:
-        """Returns (n,) how often each row occurs in 10^12 words of English. `progress` counts the list's words."""
+        """Returns (n,) how often each row occurs in 10^12 words of English.
+
+        Args:
+            progress: counts the words of the frequency list.
+        """
         return token_counts(self.tokenizer, len(self.table), progress)
 
     def text(self, ids: Ids) -> str:
@@ -343,14 +354,15 @@ class TokenTextSanitizer:
 
     @property
     def guarantee(self) -> str | None:
+        """Returns the mechanism's guarantee, or None if nothing is promised."""
         return self.sanitizer.guarantee
 
     def _count(self, tally: WordTally, text_count: int, ids: Ids, is_drawn: Mask, is_changed: Mask) -> None:
         """Counts tokens as sensitive or other; the other classes of the tally are for words."""
-        sensitive = self.sanitizer.sensitivity()
+        is_sensitive = self.sanitizer.sensitive_mask()
         classes = np.full(len(ids), OTHER_CLASS)
-        if sensitive is not None:
-            classes[sensitive[ids]] = SENSITIVE_CLASS
+        if is_sensitive is not None:
+            classes[is_sensitive[ids]] = SENSITIVE_CLASS
         tally.texts += text_count
         for counts, mask in ((tally.words, slice(None)), (tally.drawn, is_drawn), (tally.replaced, is_changed)):
             counts += np.bincount(classes[mask], minlength=len(counts))

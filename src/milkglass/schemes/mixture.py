@@ -1,4 +1,4 @@
-"""Mixes rows within clusters by the weight matrix W of a scheme, and reports what holds of its promise.
+"""Mixes rows within clusters by the weight matrix W of a scheme, and reports how far its (k, epsilon) promise is met.
 
 W @ table is the mixed table. It is computed in blocks of rows. Only the rows that a block mixes are read, BLOCK_BYTES
 of them in fp32 at a time, so the table may be larger than memory.
@@ -48,7 +48,7 @@ class RowMap(Protocol):
         ...
 
     def cluster_report(self, k: int) -> ClusterReport:
-        """Reports what holds of the promise that each token hides among k."""
+        """Reports how far the promise is met that each token hides among k."""
         ...
 
 
@@ -61,7 +61,7 @@ class Mixture:
 
     Attributes:
         indptr: (n + 1,) where each row's members begin.
-        members: (entries,) the rows of the table that are mixed.
+        members: (entries,) the rows of the table that are mixed: column indices of W, as SciPy's `indices`.
         weights: (entries,) the weight of each of them.
         sizes: (n,) the size of each row's cluster, 0 outside every cluster.
         shared: whether all rows of a cluster are equal.
@@ -102,30 +102,31 @@ class Mixture:
         import torch  # not for the commands that open a key and no table
 
         counts = self.indptr[rows + 1] - self.indptr[rows]
-        max_rows = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
+        max_mixed_rows = max(1, BLOCK_BYTES // (4 * max(1, table[0].numel())))
         mixed_rows = table.new_empty((len(rows), *table.shape[1:]))
-        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // max_rows)) + 1):
-            is_long = counts[block] > max_rows  # a row of a symbol that stands for half of the vocabulary
+        for block in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(np.cumsum(counts) // max_mixed_rows)) + 1):
+            # Long is, for example, the row of a symbol that stands for half of the vocabulary
+            is_long = counts[block] > max_mixed_rows
             for mixed_indices in (block[~is_long], *np.split(block[is_long], range(1, int(is_long.sum())))):
                 if len(mixed_indices):
-                    mixed_rows[torch.from_numpy(mixed_indices)] = self._mix(table, rows[mixed_indices], max_rows)
+                    mixed_rows[torch.from_numpy(mixed_indices)] = self._mix(table, rows[mixed_indices], max_mixed_rows)
         return mixed_rows
 
-    def _mix(self, table: torch.Tensor, rows: Ids, max_rows: int) -> torch.Tensor:
+    def _mix(self, table: torch.Tensor, rows: Ids, max_mixed_rows: int) -> torch.Tensor:
         """Computes one row of W @ table, or several that together mix few rows of the table.
 
-        A row that mixes more than `max_rows` rows is summed in parts, each starting from the sum before, so that it is
-        the same to the last bit.
+        A row that mixes more than `max_mixed_rows` rows is summed in parts, each starting from the sum before, so that
+        the sum equals the unsplit one to the last bit.
         """
         counts = self.indptr[rows + 1] - self.indptr[rows]
         positions = np.repeat(self.indptr[rows] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         positions += np.arange(len(positions))
         if len(rows) > 1:
-            return _sums(table, self.members[positions], self.weights[positions], counts, None).to(table.dtype)
+            return _weighted_sums(table, self.members[positions], self.weights[positions], counts, None).to(table.dtype)
         total = None
-        for start in range(0, len(positions), max_rows):
-            part_positions = positions[start : start + max_rows]
-            total = _sums(
+        for start in range(0, len(positions), max_mixed_rows):
+            part_positions = positions[start : start + max_mixed_rows]
+            total = _weighted_sums(
                 table,
                 self.members[part_positions],
                 self.weights[part_positions],
@@ -143,7 +144,7 @@ class Mixture:
         return replace(uniform, shared=True)
 
     def cluster_report(self, k: int) -> ClusterReport:
-        """Reports what holds of the promise that each token hides among k."""
+        """Reports how far the promise is met that each token hides among k."""
         cluster_size_of_row = self.sizes[self.sizes > 0]
         distinct_sizes, counts = np.unique(cluster_size_of_row, return_counts=True)
         histogram = {int(s): int(c // s) for s, c in zip(distinct_sizes, counts, strict=True)}
@@ -158,7 +159,7 @@ class Mixture:
         )
 
 
-def _sums(
+def _weighted_sums(
     table: torch.Tensor, members: Ids, weights: NDArray[np.float32], counts: Ids, previous: torch.Tensor | None
 ) -> torch.Tensor:
     """Computes weighted sums of rows of a table.
@@ -168,7 +169,7 @@ def _sums(
         members: (total,) the rows of the first sum, of the second, and so on.
         weights: (total,) the weight of each of them.
         counts: (r,) how many rows each sum has.
-        previous: (1, ...) fp32 sum to which the only sum is added. None: there is none.
+        previous: (1, ...) fp32: the partial sum that the single sum continues. None: there is none.
 
     Returns:
         (r, ...) the sums in fp32.
@@ -179,12 +180,12 @@ def _sums(
     if previous is None and table.dtype == torch.float32 and table.dim() == 2:
         vectors = table
     else:
-        used_ids, local_indices = np.unique(members, return_inverse=True)
-        vectors = torch.empty(len(used_ids) + (previous is not None), table[0].numel())
-        vectors[: len(used_ids)] = table[torch.from_numpy(used_ids)].reshape(len(used_ids), -1)
+        used_rows, local_indices = np.unique(members, return_inverse=True)
+        vectors = torch.empty(len(used_rows) + (previous is not None), table[0].numel())
+        vectors[: len(used_rows)] = table[torch.from_numpy(used_rows)].reshape(len(used_rows), -1)
     if previous is not None:
         vectors[-1] = previous.flatten()
-        local_indices, weights = np.append(len(used_ids), local_indices), np.append(np.float32(1), weights)
+        local_indices, weights = np.append(len(used_rows), local_indices), np.append(np.float32(1), weights)
         counts = counts + 1
     sums = torch.nn.functional.embedding_bag(
         torch.from_numpy(local_indices),
@@ -198,15 +199,16 @@ def _sums(
 
 @dataclass(frozen=True)
 class ClusterReport:
-    """Reports what actually holds of the (k, epsilon) promise.
+    """Reports how far the (k, epsilon) promise is met.
 
     Attributes:
         k: the number of tokens among which each is meant to hide.
         clusters: the number of clusters.
         sizes: how many clusters there are of each size.
         below_k: tokens in clusters smaller than k.
-        singletons: tokens alone in their cluster, which are sent verbatim.
-        verbatim: rows outside every cluster (special tokens, zero rows), which are only permuted.
+        singletons: tokens alone in their cluster, whose embedding is sent unchanged.
+        verbatim: rows outside every cluster (special tokens, zero rows), which are only permuted; in a report of a
+            symbol map, tokens with a symbol of their own.
         condition: the condition number of W*, if the dimensions are mixed too (obfuslm_plus.py). None: they are not.
         aliases: how many ids each ordinary token has.
         shared: whether all rows of a cluster are equal.

@@ -32,17 +32,17 @@ from milkglass.split import folders
 from milkglass.split.spec import ENCODER_HINT, SPLIT_PATH, EncoderInfo
 
 TEXTS_PER_FRAME = 32  # the most texts of a frame that this client sends
-FRAME_HEADERS = {"Content-Type": "application/octet-stream"}
+FRAME_HTTP_HEADERS = {"Content-Type": "application/octet-stream"}
 SendFrame = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns its logits (texts, outputs)
 
 
 @dataclass(frozen=True)
-class ClientHalf:
+class SplitClassifier:
     """Classifies texts with the client's half and a server that has the other half.
 
     Attributes:
         description: the content of the half's split.json.
-        client: encodes texts as frames, and reads logits.
+        client: the half itself, which encodes texts as frames and reads logits.
     """
 
     description: folders.ClientDescription
@@ -51,8 +51,8 @@ class ClientHalf:
     @classmethod
     def open(
         cls, folder: Path, base: Checkpoint, description: folders.ClientDescription, text_count: int = 0
-    ) -> ClientHalf:
-        """Opens a half, and records in its folder that `text_count` texts are to be sent.
+    ) -> SplitClassifier:
+        """Opens the client's half, and records in its folder that `text_count` texts are to be sent.
 
         Args:
             folder: the half's folder.
@@ -83,6 +83,8 @@ class ClientHalf:
     ) -> NDArray[np.float64]:
         """Returns (texts, classes) the probabilities of the classes.
 
+        All errors but RemoteError are raised before anything is sent.
+
         Args:
             texts: the texts, or the first one of each pair.
             pairs: the second text of each pair. None: texts are single.
@@ -95,12 +97,12 @@ class ClientHalf:
             CorruptCheckpoint: the server's half has another number of classes.
             UsageError: pairs are given to a half for single texts, or the reverse.
             CodecError: a text cannot be sent.
-            RemoteError: an answer has another shape. All other errors are raised before anything is sent.
+            RemoteError: an answer has another shape.
         """
         self.require_matching(info, pairs is not None)
-        lengths = self.client.row_counts(self.client.reader.encode(texts, pairs).ids.lengths)
+        row_counts = self.client.row_counts(self.client.reader.encode(texts, pairs).ids.lengths)
         logits_of_frames = []
-        for frame_slice in frame_slices(lengths, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
+        for frame_slice in frame_slices(row_counts, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
             frame = self.client.frame(texts[frame_slice], None if pairs is None else pairs[frame_slice])
             logits = self.client.receive(send_frame(frame))
             count = frame_slice.stop - frame_slice.start
@@ -171,22 +173,22 @@ def are_short_enough(
     return np.array([len(ids) <= reader.max_tokens for ids in batch["input_ids"]], np.bool_)
 
 
-def frame_slices(lengths: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
-    """Yields slices of consecutive texts for frames. A text with more than `max_rows` rows gets a slice of its own.
+def frame_slices(row_counts: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
+    """Yields slices of consecutive texts for frames. A text with more than `max_rows` states gets a slice of its own.
 
     Args:
-        lengths: (texts,) the number of rows of each text.
+        row_counts: (texts,) the number of hidden states of each text, which are the rows of a frame.
         max_texts: the most texts of a frame.
-        max_rows: the most rows of a frame.
+        max_rows: the most hidden states of a frame.
     """
-    start, row_count = 0, 0
-    for index, length in enumerate(lengths.tolist()):
-        if index > start and (index - start == max_texts or row_count + length > max_rows):
+    start, frame_rows = 0, 0
+    for index, row_count in enumerate(row_counts.tolist()):
+        if index > start and (index - start == max_texts or frame_rows + row_count > max_rows):
             yield slice(start, index)
-            start, row_count = index, 0
-        row_count += length
-    if len(lengths):
-        yield slice(start, len(lengths))
+            start, frame_rows = index, 0
+        frame_rows += row_count
+    if len(row_counts):
+        yield slice(start, len(row_counts))
 
 
 class SplitConnection:
@@ -204,7 +206,7 @@ class SplitConnection:
 
         If an answer is lost, the same bytes with the same noise are sent again.
         """
-        answer = self._connection.json("POST", SPLIT_PATH, may_repeat=True, content=frame, headers=FRAME_HEADERS)
+        answer = self._connection.json("POST", SPLIT_PATH, may_repeat=True, content=frame, headers=FRAME_HTTP_HEADERS)
         return _logits(answer.get("logits"))
 
 

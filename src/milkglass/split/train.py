@@ -30,7 +30,7 @@ from milkglass.progress import Progress
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, no_labels_error, number_labels, read_examples, require_classes, summarise
 from milkglass.split import folders
-from milkglass.split.client import ClientHalf, are_short_enough
+from milkglass.split.client import SplitClassifier, are_short_enough
 from milkglass.split.server import ServerHalf
 from milkglass.threat.defence import LabelledTexts
 
@@ -236,7 +236,7 @@ def _labelled_texts(examples: Sequence[Example], labels: dict[str, int], has_pai
     return LabelledTexts([example.text for example in examples], numbers, second_texts)
 
 
-def evaluate(half: ClientHalf, server_half: ServerHalf, data: LabelledTexts, progress: Progress) -> Evaluation:
+def evaluate(half: SplitClassifier, server_half: ServerHalf, data: LabelledTexts, progress: Progress) -> Evaluation:
     """Measures the accuracy of two halves on texts. Those that are too long to be sent are left out.
 
     Raises CodecError if all are too long. `progress` receives the number of texts of each frame.

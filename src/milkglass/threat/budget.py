@@ -1,10 +1,11 @@
 """Limits how long attacks take.
 
 A budget counts one of three things: CPU seconds by default, so that an attack finds as much on a busy machine (recipes,
-`ui`, `audit --records`, `audit_defence`); the clock's seconds (all other audits); or work (`Budget.of_work`, which
-`compare` uses). For work, an attack says what each of its steps costs in seconds of one core of the machine on which
-attacks were timed. The sum is the same on every machine and in every run, so that a budget of work always ends an
-attack at the same step. An attack asks its budget and ends by itself; `time_limit` ends one that does not.
+`milkglass ui`, `milkglass audit --records`, `lab.audit_defence`); the clock's seconds (all other audits); or work
+(`Budget.of_work`, which `milkglass compare` uses). For work, an attack says what each of its steps costs in seconds of
+one core of the machine on which attacks were timed. The sum is the same on every machine and in every run, so that a
+budget of work always ends an attack at the same step. An attack asks its budget and ends by itself; `time_limit` ends
+one that does not.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class WorkClock:
 
 @dataclass
 class Budget:
-    """Limits the time that an attack may take. An attack that has to stop early returns what it has.
+    """Limits the time that an attack may take. An attack that has to stop early returns its best guess so far.
 
     An attack that asks `left` in a loop also reports by `spend` what the loop did.
 
@@ -47,8 +48,8 @@ class Budget:
         seconds: how long the attack may take, from the moment at which the budget is made.
         progress: receives the share of the work that is done, from 0 to 1.
         stopped: returns whether the attack must end at once.
-        clock: returns seconds: by default those of the CPU, over all threads of this process. No attack runs in a child
-            process. A `WorkClock` counts work.
+        clock: returns seconds: by default those of the CPU, over all threads of this process, so attacks must not use
+            child processes. A `WorkClock` counts work.
     """
 
     seconds: float = float("inf")
@@ -75,7 +76,7 @@ class Budget:
         """Returns a budget of so many seconds of work, which ends an attack at the same step in every run.
 
         Args:
-            seconds: of one core of the machine on which attacks were timed.
+            seconds: seconds of work on one core of the machine on which attacks were timed.
             stopped: returns whether the attack must end at once.
         """
         return cls(seconds, stopped=stopped, clock=WorkClock())
@@ -95,7 +96,12 @@ class Budget:
         return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
-        """Returns a budget of a share (0 to 1) of what is left, with the same clock."""
+        """Returns a budget of a share (0 to 1) of what is left, with the same clock.
+
+        Args:
+            share: the share of the seconds that are left.
+            progress: receives the share of the part's work that is done, from 0 to 1.
+        """
         return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
 
 
@@ -103,27 +109,29 @@ class OutOfTime(BaseException):
     """Ends an attack that did not end by itself. It is no Exception, so that no `except Exception` catches it."""
 
 
-REPEAT_SECONDS = 0.5  # the pause before OutOfTime is raised again in an attack that went on
+OUT_OF_TIME_REPEAT_SECONDS = 0.5  # the pause before OutOfTime is raised again in an attack that went on
 
 
 @contextmanager
-def time_limit(deadline: Budget | None) -> Iterator[None]:
+def time_limit(budget: Budget | None) -> Iterator[None]:
     """Raises OutOfTime inside the block when the budget, which counts the clock's seconds, is spent.
 
-    Nothing is raised if `deadline` is None or infinite, or outside of the process's main thread. A timer that runs
+    Nothing is raised if `budget` is None or infinite, or outside of the process's main thread. A timer that runs
     already, such as that of a test, goes on afterwards.
     """
-    is_bounded = deadline is not None and deadline.seconds < float("inf")
-    if deadline is None or not is_bounded or threading.current_thread() is not threading.main_thread():
+    is_bounded = budget is not None and budget.seconds < float("inf")
+    if budget is None or not is_bounded or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(signal_number: int, frame: object) -> None:
+    def raise_out_of_time(signal_number: int, frame: object) -> None:
         raise OutOfTime
 
     started = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, end)
-    other_delay, other_interval = signal.setitimer(signal.ITIMER_REAL, max(0.01, deadline.left()), REPEAT_SECONDS)
+    handler = signal.signal(signal.SIGALRM, raise_out_of_time)
+    other_delay, other_interval = signal.setitimer(
+        signal.ITIMER_REAL, max(0.01, budget.left()), OUT_OF_TIME_REPEAT_SECONDS
+    )
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Finds what enters the attention of the first layers, which gradients reveal it, and which tokens fit.
+"""Finds the inputs of the first attention layers, the gradients that reveal them, and the tokens that fit.
 
 Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
 first matrix that multiplies a layer's input; keys, values and adapters are the others that read the same input.
@@ -26,9 +26,9 @@ from milkglass.models.torch_model import attention_input_projections
 from milkglass.threat.budget import Budget
 from milkglass.threat.training_step import SharedStep
 
-FLOATS_AT_A_TIME = 4_000_000  # numbers of embeddings at a time
-FORWARD_TOKENS = 8192  # tokens that go through a model at a time
-MIN_DISTINCT_DISTANCE = 1e-2  # a state scaled to norm 1 adds a direction if it is so far from the span of the others
+EMBEDDING_FLOATS_PER_CHUNK = 4_000_000  # numbers of embeddings at a time
+TOKENS_PER_FORWARD = 8192  # tokens that go through a model at a time
+MIN_DISTINCT_DISTANCE = 1e-2  # a normalised state adds a direction if it is this far from the span of the others
 TokenTuple = tuple[int, ...]
 
 
@@ -39,8 +39,8 @@ class Matrix:
     Attributes:
         name: the name of the matrix's parameter.
         is_transposed: whether the matrix is stored (in, out).
-        second_half: the parameter of the adapter's second half, which reads this matrix's output. None if the matrix is
-            not the first half of an adapter.
+        second_half: the parameter of the adapter's second half, lora_B, which reads this matrix's output. None if the
+            matrix is not the first half of an adapter.
     """
 
     name: str
@@ -70,10 +70,14 @@ class AttentionInput:
             raise UnsupportedModel(
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
             )
-        names = {id(parameter): name for name, parameter in step.module.named_parameters()}
+        parameter_names = {id(parameter): name for name, parameter in step.module.named_parameters()}
         self.step, self.layer, self.module = step, layer, projections[0]
         self.matrices = tuple(
-            Matrix(names[id(module.weight)], isinstance(module, Conv1D), _second_half(step.module, module, names))
+            Matrix(
+                parameter_names[id(module.weight)],
+                isinstance(module, Conv1D),
+                _second_half(step.module, module, parameter_names),
+            )
             for module in projections
         )
 
@@ -127,14 +131,14 @@ def _run_two_tokens(step: SharedStep) -> None:
     _run(step, step.embed(torch.zeros(1, 2, dtype=torch.long)))
 
 
-def _second_half(model: nn.Module, module: nn.Module, names: dict[int, str]) -> str | None:
+def _second_half(model: nn.Module, module: nn.Module, parameter_names: dict[int, str]) -> str | None:
     """Returns the parameter of the second half of the adapter whose first half this module is, or None."""
     for submodule in model.modules():
         first_halves, second_halves = getattr(submodule, "lora_A", None), getattr(submodule, "lora_B", None)
         if isinstance(first_halves, nn.ModuleDict) and isinstance(second_halves, nn.ModuleDict):
             for key, first_half in first_halves.items():
                 if first_half is module:
-                    return names[id(second_halves[key].weight)]
+                    return parameter_names[id(second_halves[key].weight)]
     return None
 
 
@@ -143,9 +147,10 @@ class SpanTokens:
     """Lists the tokens whose states lie in the span of the first layer's gradients.
 
     Attributes:
-        tokens: for each position the tokens in the span, nearest first.
-        nearest: (t,) the nearest token of each position, in the span or not.
-        depends_on_position: whether the state depends on the position; else one entry of `tokens` is for all.
+        tokens: the tokens in the span at each position, nearest first.
+        nearest: (t,) the nearest token of each position, in the span or not; (1,) where positions do not matter.
+        depends_on_position: whether the state depends on the position; if false, `tokens` has one entry for all
+            positions.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -157,15 +162,17 @@ class SpanTokens:
         return self.tokens[position if self.depends_on_position else 0]
 
 
-def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | None) -> list[Span]:
+def spans_of(batch: SharedBatch, attention_input: AttentionInput, token_count: int | None) -> list[Span]:
     """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
 
     Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
-    at least the number of vectors. The second half (out, r) has the span of A x if r is larger. A gradient that is not
-    shared, is zero or has full rank gives no span, since it excludes nothing.
+    at least the number of vectors. The second half (out, r) spans the A x of all inputs x if r exceeds their number. A
+    gradient that is not shared, is zero or has full rank gives no span, since it excludes nothing.
 
     Args:
-        total: the number of tokens of the batch. None if it is not known.
+        batch: the batch, with the gradients that are shared.
+        attention_input: the layer's input and the matrices that read it.
+        token_count: the number of tokens of the batch. None if it is not known.
     """
     projection_grads, adapter_spans = [], []
     for matrix in attention_input.matrices:
@@ -179,8 +186,8 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, total: int | N
     spans = [span for span in adapter_spans if span.rank and not span.is_full]
     if projection_grads:
         stacked = row_space(projection_grads)
-        vectors_fit = total is not None and total <= stacked.rank
-        # after a norm, states have a dimension less than the model: in a larger span all of the vocabulary would lie
+        vectors_fit = token_count is not None and token_count <= stacked.rank
+        # after a norm, states have a dimension less than the model: a larger span would contain the whole vocabulary
         if 0 < stacked.rank < stacked.basis.shape[0] - 1 and (vectors_fit or not stacked.is_full):
             spans.append(stacked)
     return [span for span in spans if span.rank == max(other.rank for other in spans)]
@@ -212,7 +219,7 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     t = position_count if depends_on_position(attention_input) else 1
     size, width = attention_input.step.table.shape
     distances = []
-    for ids in torch.arange(size).split(max(1, FLOATS_AT_A_TIME // (t * width))):
+    for ids in torch.arange(size).split(max(1, EMBEDDING_FLOATS_PER_CHUNK // (t * width))):
         embeds = attention_input.step.embed(ids[:, None].expand(-1, t)).detach()
         distances.append(largest_distances(spans, attention_input.read(embeds)))
     return torch.cat(distances)
@@ -234,7 +241,7 @@ def grow_texts(
     max_prefixes: int,
     budget: Budget,
 ) -> list[TokenTuple]:
-    """Returns a decoder's texts: those in the spans from their first token to their last that cannot grow further.
+    """Returns the longest token sequences whose every state lies in the spans (decoders only).
 
     A prefix grows by a token while the second layer's input lies in the span of its gradients. A state of a causal
     model depends only on the tokens before it. So a prefix is right or wrong whatever follows, and after one wrong
@@ -249,24 +256,25 @@ def grow_texts(
         max_prefixes: how many prefixes are kept at a time, the nearest ones.
         budget: ends the search; prefixes so far are returned.
     """
-    alive: list[TokenTuple] = [()]
-    ended: list[TokenTuple] = []
+    live_prefixes: list[TokenTuple] = [()]
+    ended_prefixes: list[TokenTuple] = []
     for position in range(max_length):
-        options = span_tokens.at(position)
-        extended = [(*prefix, token) for prefix in alive for token in options]
+        next_tokens = span_tokens.at(position)
+        extended = [(*prefix, token) for prefix in live_prefixes for token in next_tokens]
         if not extended or budget.left() <= 0:
             break
         last_states = (states(attention_input, block)[:, -1] for block in blocks(extended))
         distances = torch.cat([largest_distances(spans, block) for block in last_states])
         budget.spend(checking_work(attention_input, spans, len(extended) * (position + 1)))
-        nearest = [index for index in distances.argsort().tolist() if distances[index] < tolerance][:max_prefixes]
-        survivors = [extended[index] for index in nearest]
+        order = distances.argsort().tolist()
+        nearest_indices = [index for index in order if distances[index] < tolerance][:max_prefixes]
+        survivors = [extended[index] for index in nearest_indices]
         parents = {prefix[:-1] for prefix in survivors}
-        ended += [prefix for prefix in alive if prefix and prefix not in parents]
-        alive = survivors
-        if not alive:
+        ended_prefixes += [prefix for prefix in live_prefixes if prefix and prefix not in parents]
+        live_prefixes = survivors
+        if not live_prefixes:
             break
-    return ended + [prefix for prefix in alive if prefix]
+    return ended_prefixes + [prefix for prefix in live_prefixes if prefix]
 
 
 def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
@@ -275,7 +283,7 @@ def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tens
 
 
 def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
-    """Returns the approximate work of computing what enters a layer for so many tokens, and how far spans are."""
+    """Returns the approximate work of computing `token_count` inputs and their distances from the spans."""
     d = attention_input.step.table.shape[1]
     return 10 * work.CALL_SECONDS + work.products(
         float(token_count) * d * d * (12 * (1 + attention_input.layer) + len(spans))
@@ -284,14 +292,14 @@ def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_
 
 def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
     """Returns texts of one length in parts that fit through a model."""
-    step = max(1, FORWARD_TOKENS // len(texts[0]))
-    return [texts[start : start + step] for start in range(0, len(texts), step)]
+    batch_size = max(1, TOKENS_PER_FORWARD // len(texts[0]))
+    return [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
 
 
 def choose_texts(
     attention_input: AttentionInput, texts: Sequence[TokenTuple], count: int, lengths: Sequence[int] | None
 ) -> list[TokenTuple]:
-    """Returns at most `count` of the texts, each time the one that adds most to the span of the states chosen so far.
+    """Returns at most `count` texts, chosen greedily: each adds most to the span of the states chosen so far.
 
     One kind of wrong prefix is always in the span: a text's first token, repeated. Attention over equal values returns
     that value, whatever the positions.
@@ -306,20 +314,20 @@ def choose_texts(
     if not directions_of_texts:
         return []
     remaining_lengths = list(lengths) if lengths is not None else None
-    some_directions = next(iter(directions_of_texts.values()))
-    basis = some_directions.new_zeros(some_directions.shape[1], 0)
+    first_directions = next(iter(directions_of_texts.values()))
+    basis = first_directions.new_zeros(first_directions.shape[1], 0)
     chosen: list[TokenTuple] = []
     while directions_of_texts and len(chosen) < count:
-        added = {text: _new_directions(rows, basis) for text, rows in directions_of_texts.items()}
+        new_directions = {text: _new_directions(rows, basis) for text, rows in directions_of_texts.items()}
         best = max(
             directions_of_texts,
             key=lambda text: (
-                remaining_lengths is None or len(text) in remaining_lengths, added[text].shape[1], -len(text)
+                remaining_lengths is None or len(text) in remaining_lengths, new_directions[text].shape[1], -len(text)
             ),
         )  # fmt: skip
-        if not added[best].shape[1] and remaining_lengths is None:
+        if not new_directions[best].shape[1] and remaining_lengths is None:
             break
-        basis = torch.cat([basis, added[best]], 1)
+        basis = torch.cat([basis, new_directions[best]], 1)
         if remaining_lengths is not None and len(best) in remaining_lengths:
             remaining_lengths.remove(len(best))
         del directions_of_texts[best]

@@ -10,9 +10,10 @@ attack takes as many of them as there are tokens, and for each position the toke
 How well this test distinguishes tokens depends on the width of the model: t of d directions contain about a share
 sqrt(t / d) of a random vector.
 
-Where positions enter inside the attention alone, the first layer shows tokens without their places. Then texts are
-grown as in DAGER, by the directions of the second layer, of which the text covers most. The last token of a text, which
-the next-token loss does not read, is left out. The attack reads batches of one text of known length.
+Where positions enter only inside the attention (rotary), the first layer shows tokens without their places. Then texts
+are grown as in DAGER, by the directions of the second layer: the text that covers most of them is chosen. The last
+token of a text, which the next-token loss does not read, is left out. The attack reads batches of one text of known
+length.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge, required
 from milkglass.threat.observations import Transcript
 
-DENSE_SVD_RATIO = 4  # a dense SVD is used if more than one direction in so many is wanted
+DENSE_SVD_RATIO = 4  # a dense SVD is used if more than 1/4 of the directions are wanted
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class TruncatedSpans(Inversion):
     """Takes the tokens nearest to the strongest directions of the gradients.
 
     Attributes:
-        candidates_per_token: the nearest tokens of which texts are built, for each token of the text.
+        candidates_per_token: how many nearest tokens per token of the text are candidates.
         beam_width: the prefixes that are kept at each step.
     """
 
@@ -93,10 +94,10 @@ class TruncatedSpans(Inversion):
             return [device.array(distances.argmin(0)).astype(np.int64)]
         nearest = distances[:, 0].argsort()[: self.candidates_per_token * token_count].tolist()
         second_span = truncated_span(batch, second_layer, token_count)
-        text = tuple(nearest[:token_count])
+        text_ids = tuple(nearest[:token_count])
         if second_span is not None:
-            text = self._beam_search(second_layer, second_span, nearest, token_count, budget)
-        return [np.array(text, np.int64)]
+            text_ids = self._beam_search(second_layer, second_span, nearest, token_count, budget)
+        return [np.array(text_ids, np.int64)]
 
     def _beam_search(
         self, attention_input: AttentionInput, span: Span, tokens: Sequence[int], token_count: int, budget: Budget
@@ -104,15 +105,15 @@ class TruncatedSpans(Inversion):
         """Returns the text of `token_count` of the given tokens whose states cover most of the span."""
         beam: list[TokenTuple] = [()]
         while len(beam[0]) < token_count and budget.left() > 0:
-            extended = [(*prefix, token) for prefix in beam for token in tokens]
-            budget.spend(checking_work(attention_input, [span], len(extended) * len(extended[0])))
-            covered = torch.cat([coverage(span, states(attention_input, block)) for block in blocks(extended)])
-            beam = [extended[index] for index in covered.argsort(descending=True)[: self.beam_width].tolist()]
+            extended_prefixes = [(*prefix, token) for prefix in beam for token in tokens]
+            budget.spend(checking_work(attention_input, [span], len(extended_prefixes) * len(extended_prefixes[0])))
+            covered = torch.cat([coverage(span, states(attention_input, block)) for block in blocks(extended_prefixes)])
+            beam = [extended_prefixes[index] for index in covered.argsort(descending=True)[: self.beam_width].tolist()]
         return beam[0]
 
 
 def coverage(span: Span, vectors: Tensor) -> Tensor:
-    """Returns (b,) how many directions of the span the states (b, t, d) of b texts cover, up to t.
+    """Returns (b,) the number of directions of the span that the states (b, t, d) cover, as a sum of shares up to t.
 
     Only the part of a state that is orthogonal to the states before it counts: a text's first token repeated has one
     state, which always lies in the span.

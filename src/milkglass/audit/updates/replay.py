@@ -2,7 +2,7 @@
 
 An attacker has the public model and the head, which is drawn from the run's seed. The weights of later rounds are not
 stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean_update`,
-`step_weights`), as any server can do. The audit refuses a run whose weights do not result.
+`step_weights`), as any server can do. The audit refuses a run if the replay does not end in its weights.
 
 The site's rows and secret show which texts were behind each gradient, and its file what these were before GHOST. FedAvg
 after several steps sends a sum of gradients of several batches, at weights that nobody else has. Such rounds are
@@ -39,7 +39,7 @@ TOLERANCES = {"rtol": 1e-4, "atol": 1e-6}  # within which two machines compute t
 
 
 class SiteTexts:
-    """Reads a site's texts, before and after GHOST, and what decides its batches.
+    """Reads a site's texts, before and after GHOST, and the secret from which its batches follow.
 
     Attributes:
         rows: what the site trained on.
@@ -68,7 +68,7 @@ class SiteTexts:
         if stamp is not None and stamp.model != Checkpoint.open(model_folder).digest():
             raise UsageError("the site's rows were obfuscated for another model", "give the run's --model")
         examples = list(read_examples(source))
-        _require_same(self.rows, examples, source.name)
+        _require_same_rows(self.rows, examples, source.name)
         self.originals = original_ids(model_folder, [example.text for example in examples])
         ids = self.rows.ids
         self.uses_ghost = stamp is not None and stamp.method == GHOST
@@ -92,8 +92,8 @@ class RecordedRound:
     Attributes:
         number: the round's number, from 0.
         weights: the weights before the round.
-        gradients: the update. None: it cannot be attacked.
-        why_refused: why it cannot be attacked; "" if it can.
+        gradients: the gradients of the site's update. None if they are of several steps, and cannot be attacked.
+        why_refused: why the round cannot be attacked; "" if it can.
     """
 
     number: int
@@ -109,7 +109,7 @@ class RecordedRun:
         site: the name of the site whose updates are read.
         model_folder: the folder of the public model.
         run: the run and its settings, as the server recorded them.
-        step: the model with the run's head.
+        step: the training step, with the model and the run's head.
         start_weights: the weights before the first round.
     """
 
@@ -137,25 +137,25 @@ class RecordedRun:
 
     def rounds(self) -> Iterator[RecordedRound]:
         """Yields the rounds in which the site sent an update, with the weights that it received."""
-        for number, weights in enumerate(self._weights()):
+        for number, weights in enumerate(self._replayed_weights()):
             path = self._folder_of_round(number) / f"{self.site}.json"
             if path.is_file():
-                gradients, steps = read_update(path)
-                reason = "" if steps == 1 else f"the sum of {steps} steps is not the gradient of a batch"
+                gradients, step_count = read_update(path)
+                reason = "" if step_count == 1 else f"the sum of {step_count} steps is not the gradient of a batch"
                 yield RecordedRound(number, weights, None if reason else gradients, reason)
 
-    def _weights(self) -> Iterator[Tensors]:
+    def _replayed_weights(self) -> Iterator[Tensors]:
         """Yields the weights before each round, and after the last one."""
         weights = self.start_weights
         yield weights
         for number in range(len(self.run.finished_rounds)):
-            updates = [_read_update(path) for path in sorted(self._folder_of_round(number).glob("*.json"))]
+            updates = [_site_update(path) for path in sorted(self._folder_of_round(number).glob("*.json"))]
             weights = step_weights(weights, mean_update(updates, weights), float(self.run.settings["lr"]))
             yield weights
 
     def _verify(self) -> None:
         """Raises UsageError if the updates do not lead to the run's weights."""
-        replayed, recorded = deque(self._weights(), maxlen=1)[0], self.run.load_weights()
+        replayed, recorded = deque(self._replayed_weights(), maxlen=1)[0], self.run.load_weights()
         shapes, recorded_shapes = (
             {name: tensor.shape for name, tensor in weights.items()} for weights in (replayed, recorded)
         )
@@ -168,22 +168,25 @@ class RecordedRun:
             )
 
     def _folder_of_round(self, number: int) -> Path:
+        """Returns the folder of a round's updates, one file for each site."""
         return self.run.folder / "updates" / f"round-{number}"
 
 
-def _read_update(path: Path) -> Update:
-    gradients, steps = read_update(path)
-    return Update(path.stem, gradients.tensors, gradients.batch_size, steps)
+def _site_update(path: Path) -> Update:
+    """Returns the update that a site's file holds."""
+    gradients, step_count = read_update(path)
+    return Update(path.stem, gradients.tensors, gradients.batch_size, step_count)
 
 
 def _site_names(folder: Path) -> str:
+    """Returns the names of the sites that sent updates, joined by commas, or "none"."""
     names = {str(read_json(path).get("site", "")) for path in folder.glob("updates/round-*/*.json")}
     return ", ".join(sorted(names - {""})) or "none"
 
 
-def _require_same(rows: SiteRows, examples: list[Example], name: str) -> None:
-    """Raises UsageError for another number of rows, or if labels and numbers do not correspond one to one."""
-    pairs = {(example.label, number) for example, number in zip(examples, rows.labels.tolist(), strict=False)}
-    is_one_to_one = len({label for label, _ in pairs}) == len(pairs) == len({number for _, number in pairs})
+def _require_same_rows(rows: SiteRows, examples: list[Example], name: str) -> None:
+    """Raises UsageError for another number of rows, or if labels and class indices do not correspond one to one."""
+    pairs = {(example.label, class_index) for example, class_index in zip(examples, rows.labels.tolist(), strict=False)}
+    is_one_to_one = len({label for label, _ in pairs}) == len(pairs) == len({class_index for _, class_index in pairs})
     if len(examples) != len(rows) or not is_one_to_one:
         raise UsageError(f"{name} holds other rows than the site was prepared from", "give that file")

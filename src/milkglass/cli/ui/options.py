@@ -265,7 +265,7 @@ class SplitOptions:
         str | None,
         typer.Option(help="With --split: the address is of vLLM with --enable-prompt-embeds, which has this model."),
     ] = None
-    epsilon: Annotated[float, typer.Option(help="With --split: the sanitizer's budget of a token.")] = 3.0
+    epsilon: Annotated[float, typer.Option(help="With --split: the sanitizer's epsilon per token.")] = 3.0
     p: Annotated[
         float, typer.Option("--p", help="With --split: how often a token that is not sensitive is replaced.")
     ] = 0.3

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass.client import layout
-from milkglass.client.layout import MARKER, TOKENIZER_NAMES
+from milkglass.client.layout import MARKER, TOKENIZER_FILE_PATTERN
 from milkglass.client.model_config import LABEL_ENTRIES, PRIVATE_ENTRIES, WORD_PATTERN, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.file_names import (
@@ -86,7 +86,7 @@ def require_scrambled(folder: Path) -> list[Path]:
     """
     if not (folder / CONFIG).is_file():
         raise ModelNotFound(f"{folder} has no config.json", "give the folder that `milkglass obfuscate` wrote")
-    strays = sorted(path.name for path in folder.iterdir() if TOKENIZER_NAMES.fullmatch(path.name))
+    strays = sorted(path.name for path in folder.iterdir() if TOKENIZER_FILE_PATTERN.fullmatch(path.name))
     if strays:
         raise UsageError(
             f"{folder.name} holds a tokenizer ({strays[0]}): the server could read every id with it", ORIGINS_HINT

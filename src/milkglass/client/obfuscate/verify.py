@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from milkglass.client.key.key import Key
-from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
+from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
 from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import architecture_of
@@ -103,7 +103,7 @@ def _strays(base: Checkpoint, out: Path, is_delta: bool) -> list[str]:
     weights = {DELTA_WEIGHTS, DELTA_CONFIG} if is_delta else {file.name for file in base.files} | {INDEX}
     expected = weights | {CONFIG, GENERATION_CONFIG, MARKER}
     names = {path.name for path in out.iterdir()} - expected
-    return sorted(names, key=lambda name: (not TOKENIZER_NAMES.fullmatch(name), name))
+    return sorted(names, key=lambda name: (not TOKENIZER_FILE_PATTERN.fullmatch(name), name))
 
 
 def _same_bytes(first: TensorRef, second: TensorRef, advance: Progress) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass import files
-from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_NAMES
+from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE_SHAPE, is_count, is_text, records_of, response_count, response_id
@@ -271,7 +271,7 @@ def read_offered_file(entry: Mapping[str, Any]) -> OfferedFile:
         not is_text(name)
         or not is_plain(name)
         or not name.endswith((".safetensors", ".json"))
-        or TOKENIZER_NAMES.fullmatch(name)
+        or TOKENIZER_FILE_PATTERN.fullmatch(name)
     ):
         raise RemoteError("the server lists a file that no checkpoint has", DISTRUST_HINT)
     if not is_count(size) or not (digest is None or (is_text(digest) and SHA256_PATTERN.fullmatch(digest))):

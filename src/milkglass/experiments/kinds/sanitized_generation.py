@@ -4,9 +4,9 @@
     [variants.plain]            nothing is sanitized
     [variants."epsilon=1"]      a sanitizer by tokens of the model, of the user's text in prompts and training data
 
-The server's own worker trains every variant. A sanitizing variant answers sanitized prompts three times, which a
-figure's last word names: "before" any training; "clear", by the model that the plain variant trained; and "after",
-trained on text that the same mechanism sanitized. The plain variant has "before" and "after".
+The server's own worker trains every variant. A sanitizing variant answers sanitized prompts at three stages, named
+at the end of a measure: "before" any training; "clear", by the plain variant's trained model; and "after", trained on
+text that the same mechanism sanitized. The plain variant has "before" and "after".
 procedures/sanitized_chats.py says what is sanitized, and how.
 
 Classified texts have accuracy, precision and recall, others ROUGE, each with the half-width of its interval. The loss
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from milkglass import files
@@ -61,7 +62,7 @@ from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Status
 
 NO_CLASS = -1  # the class number of an answer that names no class, or more than one
-BEFORE, CLEAR, AFTER = "before", "clear", "after"
+STAGE_BEFORE, STAGE_CLEAR, STAGE_AFTER = "before", "clear", "after"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class PromptSet:
     """Holds the prompts that one variant sends.
 
     Attributes:
-        prompts: (tokens,) the ids of each prompt.
+        prompts: for each prompt its ids (tokens,).
         references: the data set's own answers.
         private_counts: (prompts,) how many tokens of each prompt are the user's.
         unchanged_counts: (prompts,) how many of these cross unchanged.
@@ -77,8 +78,8 @@ class PromptSet:
 
     prompts: list[Ids]
     references: list[str]
-    private_counts: Ids
-    unchanged_counts: Ids
+    private_counts: NDArray[np.int64]
+    unchanged_counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,8 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
 
     Attributes:
         rows: how many rows of the training data are used; the seed draws them.
-        words: the most words of a row's first message; longer rows are left out. None: no limit.
-        instruction: is put before a classified text; conversations begin with it.
+        words: the maximum number of words in a row's first message; longer rows are left out. None: no limit.
+        instruction: the text put before each classified text. Conversations must begin with it.
         keep_instruction: whether the instruction is not sanitized.
     """
 
@@ -157,34 +158,42 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         """Returns the figures of all variants. One model is loaded at a time and answers all its prompts."""
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
-        prompts = {name: self._prompt_set(run, codec, sanitizer) for name, sanitizer in sanitizers.items()}
+        prompt_sets = {name: self._prompt_set(run, codec, sanitizer) for name, sanitizer in sanitizers.items()}
         figures: list[ResultRecord] = []
         for name in (variant_name for variant_name, sanitizer in sanitizers.items() if sanitizer):
-            counts = prompts[name].unchanged_counts.astype(np.float64), prompts[name].private_counts.astype(np.float64)
+            counts = (
+                prompt_sets[name].unchanged_counts.astype(np.float64),
+                prompt_sets[name].private_counts.astype(np.float64),
+            )
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
             figures += make_records(with_spread({"tokens unchanged": unchanged}), variant=name)
         for folder, tasks in self._answer_plan(base, variants):
             model: Any = None
-            for variant, when in tasks:
-                run.progress(f"{variant.name}: answers {when}")
-                path = run.out / "answers" / f"{variant.name}-{when}.json"
-                if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):  # of older code
+            for variant, stage in tasks:
+                run.progress(f"{variant.name}: answers {stage}")
+                path = run.out / "answers" / f"{variant.name}-{stage}.json"
+                # Answers of an older version have no losses
+                if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):
                     model = model or load_generator(folder)
                     files.make_private_dir(path.parent)
-                    files.write_json(path, self._answer(run, model, codec, variant, prompts[variant.name], when))
-                figures += self._figures(run, json.loads(path.read_text("utf-8")), prompts[variant.name], variant, when)
+                    files.write_json(
+                        path, self._answer_record(run, model, codec, variant, prompt_sets[variant.name], stage)
+                    )
+                figures += self._result_records(
+                    run, json.loads(path.read_text("utf-8")), prompt_sets[variant.name], variant, stage
+                )
         return figures
 
     def _answer_plan(
         self, base: Checkpoint, variants: list[Variant]
     ) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
-        """Yields the folder of each model, and the variants whose prompts it answers, with the last word of figures."""
+        """Yields the folder of each model, and the variants whose prompts it answers, with the stage."""
         plain = next(variant for variant in variants if variant.is_plain)
         sanitizing = [variant for variant in variants if not variant.is_plain]
-        yield base.folder, [(variant, BEFORE) for variant in variants]
-        yield plain.job_folder / "result", [(plain, AFTER), *((variant, CLEAR) for variant in sanitizing)]
+        yield base.folder, [(variant, STAGE_BEFORE) for variant in variants]
+        yield plain.job_folder / "result", [(plain, STAGE_AFTER), *((variant, STAGE_CLEAR) for variant in sanitizing)]
         for variant in sanitizing:
-            yield variant.job_folder / "result", [(variant, AFTER)]
+            yield variant.job_folder / "result", [(variant, STAGE_AFTER)]
 
     def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
         """Returns the validation prompts as one variant sends them, with the true answers."""
@@ -199,32 +208,34 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         private_counts, unchanged_counts = counts.T
         return PromptSet([prompt.ids for prompt in sent], reference_answers(examples), private_counts, unchanged_counts)
 
-    def _answer(
-        self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, when: str
+    def _answer_record(
+        self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, stage: str
     ) -> dict[str, Any]:
         """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job_folder / "validation.safetensors", "causal-lm", self.training.max_length)
         texts = [codec.decode(ids) for ids in greedy_ids(model, prompt_set.prompts, self.evaluation["new_tokens"])]
         losses, tokens = row_losses(model, held_out)
         answers: dict[str, Any] = {"losses": losses.tolist(), "tokens": tokens.tolist(), "texts": texts}
-        if (instructions := self.instruction_file) and (when == AFTER or (when == BEFORE and variant.is_plain)):
-            run.progress(f"{variant.name}: instructions {when}")
+        if (instructions := self.instruction_file) and (
+            stage == STAGE_AFTER or (stage == STAGE_BEFORE and variant.is_plain)
+        ):
+            run.progress(f"{variant.name}: instructions {stage}")
             prompts = instructions.read(run.data)
             answers["followed"] = instruction_answers(model, codec, prompts, instructions.new_tokens)
         return answers
 
-    def _figures(
-        self, run: RunFolder, answers: Mapping[str, Any], prompts: PromptSet, variant: Variant, when: str
+    def _result_records(
+        self, run: RunFolder, answers: Mapping[str, Any], prompt_set: PromptSet, variant: Variant, stage: str
     ) -> list[ResultRecord]:
-        """Returns the figures of one variant's answers, before or after training."""
-        fields = {"variant": variant.name, "when": when}
+        """Returns the figures of one variant's answers at one stage."""
+        fields = {"variant": variant.name, "when": stage}
         losses = np.array(answers["losses"], np.float64), np.array(answers["tokens"], np.float64)
-        data_set = data_refs.parse_ref(self.data["validation"])
-        if labels := data_set[0].labels if data_set else ():
+        data_set, _ = data_refs.parse_ref(self.data["validation"]) or (None, "")
+        if labels := data_set.labels if data_set else ():
             figures = loss_figures(losses, self.seed, fields, run.predictions)
-            figures += self._class_figures(answers["texts"], prompts.references, labels, fields, run.predictions)
+            figures += self._class_figures(answers["texts"], prompt_set.references, labels, fields, run.predictions)
         else:
-            figures = self.answer_figures(run, losses, answers["texts"], prompts.references, fields)
+            figures = self.answer_figures(run, losses, answers["texts"], prompt_set.references, fields)
         if "followed" in answers and (instructions := self.instruction_file):
             figures += rule_figures(instructions.read(run.data), answers["followed"], fields, run.predictions)
         return figures

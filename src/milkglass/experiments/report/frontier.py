@@ -1,10 +1,11 @@
 """Plots the utility of each defence against what the strongest attack reads, for one result or several.
 
-Of one result every defence is drawn, against the share of its tokens. The frontier takes several comparisons on one
-data set, all with the same model, rows and training, so that "plain" has the same utility in each. Attacks and attacked
-texts may differ; if a defence is in two of them, the result that reads more counts. A dashed line is the best that the
-client does alone in seconds: below it a defence is useless. A second dashed line is "plain", a client that trains the
-same model locally and sends nothing: defences are useful to those who cannot.
+For one result it plots every defence against the share of tokens read. For several results on one data set it also
+marks the frontier. These are comparisons with the same model, rows and training, so that "plain" has the same utility
+in each. Attacks and attacked texts may differ; if a defence is in two of them, the result that reads more counts. A
+dashed line is the best that the client does alone in seconds: below it a defence is useless. A second dashed line is
+"plain", a client that trains the same model locally and sends nothing: a defence serves a client that cannot train
+locally.
 
 A defence is on the frontier if it is above the first line, not all content is read, and no other has both more utility
 and less content read. Controls ("no defence, ...") are drawn, but neither are on the frontier nor keep others from it.
@@ -24,7 +25,7 @@ from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 UTILITY_MEASURES = ("accuracy", "matthews", "f1", "pearson")  # the first of these that a result has is its utility
 PLAIN_VARIANT, CONTROL_PREFIX = "plain", "no defence"
 ALL_READ_PERCENT = 99.95  # percent of the content: nothing is hidden
-OFF_FRONTIER, ON_FRONTIER = COLOURS[:2]
+OFF_FRONTIER_COLOUR, ON_FRONTIER_COLOUR = COLOURS[:2]
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class DefencePoint:
         data: the name of the data set.
         defence: the name of the defence.
         measure: the measure of the utility, such as "accuracy".
-        utility: the value of the measure, in points.
+        utility: the value of the measure times 100.
         tokens: what the strongest attack reads of all tokens, in percent.
         content: what the strongest attack reads of content tokens, in percent. None: the attack reads words without
             their order, so that there is no such figure.
-        utility_spread: half the width of the 95 % interval of the utility; 0: the result has none.
-        content_spread: half the width of the 95 % interval of `content`; 0: the result has none.
+        utility_spread: the half-width of the 95 % interval of the utility; 0: the result has none.
+        content_spread: the half-width of the 95 % interval of `content`; 0: the result has none.
     """
 
     data: str
@@ -74,18 +75,18 @@ class DefencePoint:
 
 
 def points_by_data(records: Iterable[ResultRecord]) -> dict[str, list[DefencePoint]]:
-    """Returns the defences of a comparison by data set, in the order of its figures; none of any other result."""
+    """Returns the defences of a comparison by data set, in the order of its figures; {} for any other result."""
     records = [*records]
-    own_figures = [record for record in records if not record.attack and not record.note]
-    utilities = {(record.data, record.variant, record.measure): record for record in own_figures}
-    content_figures = [
+    own_records = [record for record in records if not record.attack and not record.note]
+    utility_records = {(record.data, record.variant, record.measure): record for record in own_records}
+    content_records = [
         record for record in records if (record.measure, record.attack) == ("content top-1", STRONGEST_ATTACK)
     ]
-    content_by_variant = {(record.data, record.variant): record for record in content_figures}
+    content_by_variant = {(record.data, record.variant): record for record in content_records}
     points: dict[str, list[DefencePoint]] = {}
     for record in records:
-        possible_utilities = (utilities.get((record.data, record.variant, measure)) for measure in UTILITY_MEASURES)
-        utility = next((entry for entry in possible_utilities if entry is not None), None)
+        possible_records = (utility_records.get((record.data, record.variant, measure)) for measure in UTILITY_MEASURES)
+        utility = next((found for found in possible_records if found is not None), None)
         if (record.measure, record.attack) == ("tokens top-1", STRONGEST_ATTACK) and utility is not None:
             content_read = content_by_variant.get((record.data, record.variant))
             point = DefencePoint(
@@ -102,7 +103,7 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
     with plot_style():
         figure, (axes,) = panels(1, 500, 320)
         coordinates = [(point.tokens, point.utility) for point in points]
-        axes.scatter(*zip(*coordinates, strict=True), color=OFF_FRONTIER)
+        axes.scatter(*zip(*coordinates, strict=True), color=OFF_FRONTIER_COLOUR)
         axes.set(xlim=(-2, 102), xlabel="tokens that the strongest attack reads, %", ylabel=points[0].measure)
         axes.margins(y=0.12)
         write_names(axes, coordinates, [str(number) for number in range(1, len(points) + 1)])
@@ -111,7 +112,7 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
 
 # --- several results --------------------------------------------------------------------------------------------------
 def points_of_results(results: Sequence[Sequence[ResultRecord]], data: str) -> list[DefencePoint]:
-    """Returns the defences of several results that send something for each token.
+    """Returns the defences of several results that have a content figure.
 
     Raises:
         UsageError: "plain" differs, so that the results cannot be compared.
@@ -126,7 +127,7 @@ def points_of_results(results: Sequence[Sequence[ResultRecord]], data: str) -> l
     for point in all_points:
         if point.content is not None:
             earlier_point = point_of_defence.get(point.defence, point)
-            point_of_defence[point.defence] = max(earlier_point, point, key=lambda entry: entry.content_read)
+            point_of_defence[point.defence] = max(earlier_point, point, key=lambda candidate: candidate.content_read)
     return list(point_of_defence.values())
 
 
@@ -145,7 +146,7 @@ def best_alone_utility(results: Sequence[Sequence[ResultRecord]], data: str) -> 
 
 
 def defences_without_point(results: Sequence[Sequence[ResultRecord]], data: str) -> list[str]:
-    """Returns the names of the defences with a utility but no point, since they send one vector for a text."""
+    """Returns the names of the defences with an accuracy but no content figure: they send one vector for a text."""
     known_names = {COMMONEST_CLASS, CLIENT_ALONE, *(point.defence for point in points_of_results(results, data))}
     names = dict.fromkeys(record.variant for record in _accuracy_records(results, data))
     return [name for name in names if name not in known_names]
@@ -191,18 +192,18 @@ def frontier_svg(
     all_points: Sequence[DefencePoint], alone_utility: float | None, caption: str, notes: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """Returns the frontier as SVG, with its finding as the caption.
+    """Returns the frontier as SVG, with the finding as the first line of its caption.
 
     Args:
         all_points: the points, from which the finding follows.
         alone_utility: the utility of the client alone. None: it is not known.
-        caption: one line on what was measured.
+        caption: the line after the finding, on what was measured.
         notes: further lines below it.
-        names: the names in the picture of the defences that are drawn. None: all are drawn, by their own names.
+        names: the label of each defence to draw. None: every defence, by its name.
     """
-    shown_points = [entry for entry in all_points if names is None or entry.defence in names]
+    shown_points = [point for point in all_points if names is None or point.defence in names]
     is_on_frontier = dict(
-        zip((entry.defence for entry in all_points), frontier_mask(all_points, alone_utility), strict=True)
+        zip((point.defence for point in all_points), frontier_mask(all_points, alone_utility), strict=True)
     )
     sentences = (finding_text(all_points, alone_utility), caption, *notes)
     caption_lines = [line for sentence in sentences for line in textwrap.wrap(sentence, 95)]
@@ -213,7 +214,7 @@ def frontier_svg(
             axes.errorbar(
                 point.content_read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
                 elinewidth=0.8,
-                color=ON_FRONTIER if is_on_frontier[point.defence] else OFF_FRONTIER, markersize=7,
+                color=ON_FRONTIER_COLOUR if is_on_frontier[point.defence] else OFF_FRONTIER_COLOUR, markersize=7,
             )  # fmt: skip
         lines = [] if alone_utility is None else [(alone_utility, "a linear model, nothing sent")]
         plain_utilities = [point.utility for point in all_points if point.defence == PLAIN_VARIANT]
@@ -235,7 +236,9 @@ def svg_of_results(
     results: Sequence[Mapping[str, Any]], data: str, caption: str, names: Mapping[str, str] | None = None
 ) -> str:
     """Returns the frontier as SVG for results as their files have them. See `frontier_svg` for the arguments."""
-    figures = [read_records(result) for result in results]
-    undrawn = defences_without_point(figures, data)
+    records_by_result = [read_records(result) for result in results]
+    undrawn = defences_without_point(records_by_result, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(undrawn)}."] if undrawn else []
-    return frontier_svg(points_of_results(figures, data), best_alone_utility(figures, data), caption, notes, names)
+    return frontier_svg(
+        points_of_results(records_by_result, data), best_alone_utility(records_by_result, data), caption, notes, names
+    )

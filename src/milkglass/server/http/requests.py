@@ -19,7 +19,7 @@ from milkglass.server.settings import ServerSettings
 from milkglass.server.storage.store import ModelRecord
 
 Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-# A list ends at its first error: naming a million of them would hold up everybody else
+# A list ends at its first error: reporting a million errors would block other requests
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
 IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
 # vLLM's and OpenAI's fields that need a tokenizer. None, false, [] and {} request nothing
@@ -28,7 +28,7 @@ TOKENIZER_FIELDS = (
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds",
 )  # fmt: skip
 NEUTRAL_VALUES = {"n": 1, "best_of": 1}
-Bias = Annotated[float, Field(ge=-100, le=100)]
+LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def _refuse_text(value: Any) -> Any:
@@ -65,8 +65,9 @@ class CompletionRequest(RequestBody):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
-    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], Bias] = Field(default={}, max_length=1024)  # by id
-    logprobs: int | None = Field(None, ge=0, le=20, strict=True)  # so many likeliest ids at each place, by id
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31)], LogitBias] = Field(default={}, max_length=1024)  # by id
+    # How many of the likeliest ids to report at each position
+    logprobs: int | None = Field(None, ge=0, le=20, strict=True)
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = True  # ids are returned in any case: there is nothing else
@@ -81,15 +82,15 @@ class CompletionRequest(RequestBody):
         """
         if not isinstance(value, dict):
             return value
-        requested_fields = {name: field_value for name, field_value in value.items() if field_value is not None}
+        nonnull_fields = {name: field_value for name, field_value in value.items() if field_value is not None}
         for name in TOKENIZER_FIELDS:
-            requested = requested_fields.pop(name, None)
+            requested = nonnull_fields.pop(name, None)
             if requested is not None and requested is not False and requested != [] and requested != {}:
                 raise PydanticCustomError("clients_work", f"`{name}` needs the tokenizer: the client must do it")
         for name, neutral in NEUTRAL_VALUES.items():
-            if requested_fields.pop(name, None) not in (None, neutral):
+            if nonnull_fields.pop(name, None) not in (None, neutral):
                 raise PydanticCustomError("not_offered", f"`{name}` can only be {neutral} here")
-        return requested_fields
+        return nonnull_fields
 
     def prompts(self) -> list[Ids]:
         """Returns the prompts as a list, also where there is only one."""
@@ -111,7 +112,7 @@ class CompletionRequest(RequestBody):
 
 
 class ClassificationRequest(RequestBody):
-    """Describes a request for the scores of each class."""
+    """Describes a request for the scores of all classes for each prompt."""
 
     model: Name
     input: Prompts
@@ -127,7 +128,7 @@ class EmbeddingRequest(RequestBody):
 
 
 def prompt_rows(value: Ids | IdLists) -> list[Ids]:
-    """Returns one or several prompts as a list. `[]` becomes one empty row, which is refused later."""
+    """Returns one or several prompts, or their token types, as a list. `[]` becomes one empty row, refused later."""
     if value and isinstance(value[0], list):
         return value  # type: ignore[return-value]
     return [value]  # type: ignore[list-item]
@@ -140,7 +141,7 @@ def require_prompts(rows: Sequence[Ids], model: ModelRecord, settings: ServerSet
         rows: the prompts.
         model: the model that reads them.
         settings: the limits of the server.
-        extra_tokens: how many tokens each prompt may be continued by.
+        extra_tokens: the most new tokens of each prompt's answer.
 
     Raises:
         TooLarge: there are too many prompts, or one is longer than the server allows.

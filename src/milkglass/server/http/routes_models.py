@@ -1,4 +1,4 @@
-"""Serves /v1/models: register, list, fetch and delete models."""
+"""Serves /v1/models, to register, list, fetch and delete models; and /v1/base-models, to look for one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def add_model(body: NewModel, shared: SharedContext) -> dict[str, Any]:
 
 @router.get("/v1/base-models/{digest}")
 async def get_base_model(digest: Digest, shared: SharedContext) -> dict[str, Any]:
-    """Returns the base model of a delta by its digest. Raises NotFound if this server does not have it."""
+    """Confirms that the server has the base model with this digest. Raises NotFound if it does not."""
     await shared.run_slow(lambda: shared.registry.require_base(digest))
     return {"id": digest, "object": "base_model"}
 
@@ -105,7 +105,7 @@ def get_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
 
 @router.delete("/v1/models/{model_id}")
 def delete_model(model_id: PathName, shared: SharedContext) -> dict[str, Any]:
-    """Deletes a model, unless a job or a request needs it."""
+    """Deletes a model. Raises NotFound, or Conflict while a job or a request needs it."""
     shared.registry.remove(model_id)
     return {"id": model_id, "object": "model", "deleted": True}
 

@@ -47,7 +47,7 @@ class PromptEmbedsEngine:
         bearer_token: the engine's API key. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
         authority: a PEM file with the engine's certificate or its authority. None: the system's authorities.
-        retry: when a call that never arrived is made again.
+        retry: how often and when an undelivered request is retried.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
     """
 
@@ -59,8 +59,8 @@ class PromptEmbedsEngine:
     retry: RetryPolicy = RetryPolicy()
     stop_token_ids: tuple[int, ...] = ()
 
-    def info(self, description: Mapping[str, Any]) -> DecoderInfo:
-        """Asks the engine what it takes, for an open enclave's table (`Enclave.table_info`). Raises RemoteError."""
+    def info(self, table_info: Mapping[str, Any]) -> DecoderInfo:
+        """Asks the engine for the model's limits, given an open enclave's `table_info`. Raises RemoteError."""
         with self.connection() as connection:
             entries = records_of(connection.json("GET", MODELS_PATH))
         names = [str(entry.get("id")) for entry in entries]
@@ -71,12 +71,12 @@ class PromptEmbedsEngine:
         if not is_whole(max_model_length) or not 2 <= max_model_length <= MAX_NUMBER:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
-            self.model, int(description["width"]), int(description["rows"]), max_model_length, max_model_length - 1, 1,
-            str(description["table"]), str(description["dtype"]),
+            self.model, int(table_info["width"]), int(table_info["rows"]), max_model_length, max_model_length - 1, 1,
+            str(table_info["table"]), str(table_info["dtype"]),
         )  # fmt: skip
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> PromptEmbedsStream:
-        """Returns a stream for one prompt. Its vectors can have any floating type."""
+        """Returns a stream for one prompt. Its vectors can have any floating type: `dtype` is ignored."""
         return PromptEmbedsStream(self, info, sampling)
 
     @contextmanager
@@ -108,14 +108,18 @@ class PromptEmbedsStream:
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
         """Yields the ids of the answer to a prompt (t, d). `row_of` is not called: the engine embeds its own ids.
 
-        Raises TooLong for a prompt that is too long, before anything is sent, RemoteError, and Unreachable.
+        Raises:
+            TooLong: the prompt is too long; nothing was sent.
+            UsageError: the vectors do not fit the model, or are not finite; nothing was sent.
+            RemoteError: the engine refuses, or its answer is not as agreed.
+            Unreachable: the engine is not there, or the answer broke off.
         """
         body, empty_count = self._body(prompt), 0
         with self._engine.connection() as connection, connection.stream("POST", COMPLETIONS_PATH, body) as stream:
             for _, _, data in server_events(stream):
                 self.received_bytes += len(data.encode())
                 if data.strip() == "[DONE]":
-                    self._require_end()
+                    self._require_finish_reason()
                     return
                 new_ids = self._ids_of(parse_object(data, "an event of the answer"))
                 yield from new_ids
@@ -145,7 +149,7 @@ class PromptEmbedsStream:
         }  # fmt: skip
 
     def _ids_of(self, answer: Mapping[str, Any]) -> list[int]:
-        """Returns the ids of an event, and notes why the answer ended. Raises RemoteError."""
+        """Returns the ids of an event, and records why the answer ended. Raises RemoteError."""
         error = answer.get("error")
         if isinstance(error, dict):
             raise RemoteError(f"the engine stopped: {error.get('message') or 'no reason given'}", "try again")
@@ -168,7 +172,7 @@ class PromptEmbedsStream:
         self._ids_left, self._finish_reason = self._ids_left - len(ids), reason or self._finish_reason
         return ids
 
-    def _require_end(self) -> None:
+    def _require_finish_reason(self) -> None:
         """Raises RemoteError if the engine did not say why the answer ended."""
         if self._finish_reason is None:
             raise RemoteError("the engine's answer has no finish_reason", HINT)

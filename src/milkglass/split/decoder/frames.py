@@ -20,6 +20,7 @@ from milkglass.errors import BadUpload, MilkglassError, RemoteError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 END_REASONS = (None, "stop", "length")  # why an answer ends with a token, or None if it goes on
+TOKEN_BYTES = 16  # the numbers of the server's message, two of int64
 MAX_OVERHEAD_BYTES = 200  # the most bytes of a message besides its numbers
 PROTOCOL_HINT = "client and server must be of one version (docs/formats.md)"
 
@@ -38,12 +39,12 @@ class NextToken:
 
 
 def encode_vectors(vectors: torch.Tensor) -> bytes:
-    """Returns the client's message of vectors (t, d), whose type is in DTYPES."""
+    """Returns the client's message of vectors (t, d), whose dtype is in DTYPES."""
     return save({"x": vectors.contiguous()})
 
 
 def decode_vectors(message: bytes, width: int, dtype: str, max_rows: int) -> torch.Tensor:
-    """Reads a client's vectors (t, width) of type `dtype`, 1 <= t <= `max_rows`. Raises BadUpload if they are not."""
+    """Reads a client's vectors (t, width) of type `dtype`, 1 <= t <= `max_rows`. Raises BadUpload for anything else."""
     vectors = _only_tensor(message, "x", BadUpload, max_rows * width * DTYPES[dtype].itemsize)
     if vectors.dtype != DTYPES[dtype] or vectors.dim() != 2:
         raise BadUpload(
@@ -66,7 +67,7 @@ def encode_token(token: NextToken) -> bytes:
 
 def decode_token(message: bytes, vocabulary: int) -> NextToken:
     """Reads a server's message, which is not trusted. Raises RemoteError unless it has an id below `vocabulary`."""
-    numbers = _only_tensor(message, "ids", RemoteError, 16)
+    numbers = _only_tensor(message, "ids", RemoteError, TOKEN_BYTES)
     if numbers.dtype != torch.int64 or numbers.shape != (2,):
         raise RemoteError("the server's message does not hold an id", "is `milkglass split serve` of a decoder there?")
     token_id, reason_index = numbers.tolist()
@@ -76,9 +77,9 @@ def decode_token(message: bytes, vocabulary: int) -> NextToken:
 
 
 def _only_tensor(message: bytes, name: str, error: type[MilkglassError], max_bytes: int) -> torch.Tensor:
-    """Returns the only tensor of a message, which must have this name and at most `max_bytes` bytes. Raises `error`.
+    """Returns the only tensor of a message, which must have this name and at most `max_bytes` bytes.
 
-    No memory is allocated by a length that the message states.
+    Raises `error` otherwise. No memory is allocated by a length that the message states.
     """
     if len(message) > max_bytes + MAX_OVERHEAD_BYTES:
         raise error(
