@@ -33,12 +33,12 @@ from milkglass.compare.run import (
     MIN_ATTACK_SECONDS,
     TimeLimits,
     _over_commonest,
-    _quicker_ways,
     _Run,
+    _smaller_ways,
     _with_command,
     read_way,
 )
-from milkglass.compare.training import cut_words, loss_fall, reported_losses, unknown_words
+from milkglass.compare.training import cut_words, loss_fall, reported_losses, token_ids, unknown_words
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.defences.masked_text import MaskedText
@@ -91,17 +91,19 @@ def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
 def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     texts = [*["the wound is open again"] * 5, "the wound is open again " * 40]
-    found = cut_words(base, LabelledTexts(texts, [0] * 6), 30)
+    found = cut_words(token_ids(base, LabelledTexts(texts, [0] * 6)), 30)
     assert found.startswith("1 of 6 rows is cut to 30 tokens") and "--max-length" in found
-    assert cut_words(base, LabelledTexts(texts[:5], [0] * 5), 30) == ""
+    assert cut_words(token_ids(base, LabelledTexts(texts[:5], [0] * 5)), 30) == ""
 
 
 def test_tokens_that_the_model_does_not_know_are_reported() -> None:
     """Of a language that a vocabulary lacks, little is read and little is learnt, which is no protection."""
     base = Checkpoint.open(resolve("demo:minilm"))
     english, other = ["the wound is open again"] * 30, ["\U0001f9ff \U0001f9ff open"] * 30
-    assert unknown_words(base, LabelledTexts(english, [0] * 30)) == ""
-    assert unknown_words(base, LabelledTexts([*english, *other], [0] * 60)).startswith("17 % of the rows' tokens")
+    assert unknown_words(base, token_ids(base, LabelledTexts(english, [0] * 30))) == ""
+    assert unknown_words(base, token_ids(base, LabelledTexts([*english, *other], [0] * 60))).startswith(
+        "17 % of the rows' tokens"
+    )
 
 
 def test_a_kept_model_removes_no_other_file_of_a_comparison(tmp_path: Path) -> None:
@@ -303,22 +305,24 @@ def test_the_page_has_the_command_that_tries_a_larger_model(tmp_path: Path) -> N
     assert document(call(*run, "--ways", "own-model"))["larger_command"] == ""
 
 
-def test_a_quicker_model_at_home_that_is_as_good_is_named(tmp_path: Path) -> None:
+def test_a_smaller_model_at_home_that_is_as_good_is_named(tmp_path: Path) -> None:
     """The best is the one with the most right answers; one that is not told from it may be preferred."""
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
-    linear, plain = way("linear", "nothing is sent", 0.7), way("plain", "sent as it is", 0.7, -0.02, 1.0)
-    found = ComparisonResult("a model", "classification", "accuracy", 1, 1, 1, 2, (linear, HOME, plain))
+    linear, encoder = way("linear", "nothing is sent", 0.7), way("encoder", "nothing is sent", 0.72)
+    plain = way("plain", "sent as it is", 0.7, -0.02, 1.0)
+    found = ComparisonResult("a model", "classification", "accuracy", 1, 1, 1, 2, (linear, encoder, plain))
     truth = np.asarray(own.held_out.labels)
     nearly, useless = np.where(np.arange(len(truth)) < 2, 1 - truth, truth), 1 - truth
     for answers, expected in ((nearly, ("linear",)), (useless, ())):
-        quicker = _quicker_ways(setting, found, {"home": truth, "linear": answers})
-        assert quicker == expected
-        sentence = "The way linear is quicker, and not told from it in these rows."
-        assert (sentence in verdict(replace(found, quicker_ways=quicker))) == bool(expected)
-    larger_first = replace(found, ways=(HOME, linear))
-    assert _quicker_ways(setting, larger_first, {"home": truth, "linear": nearly}) == (), "the best is the smallest"
+        smaller = _smaller_ways(setting, found, {"encoder": truth, "linear": answers})
+        assert smaller == expected
+        sentence = "The way linear is smaller, and not told from it in these rows."
+        assert (sentence in verdict(replace(found, smaller_ways=smaller))) == bool(expected)
+    best_linear = replace(linear, quality=Interval(0.9, 0.8, 0.95, 90))
+    best_is_smallest = replace(found, ways=(best_linear, encoder))
+    assert _smaller_ways(setting, best_is_smallest, {"linear": truth, "encoder": nearly}) == ()
 
 
 def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:

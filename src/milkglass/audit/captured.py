@@ -47,9 +47,9 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 
 SentKind = Literal["ids", "text", "vectors"]
 MAX_ID = 1 << 22  # ids must be lower
-MAX_UNKNOWN_SENT = 0.2  # a larger share of unknown tokens is no text that was sent
-MAX_WORD_CHARACTERS = 60  # longer words than any of the text are an encoding of it
-REORDERED_SHARE = 0.1  # of all tokens; replaced words come again at another place by chance, but not so often
+MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them is not taken for text
+MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
+MIN_MOVED_SHARE = 0.1  # of all tokens; fewer of the replaced words stand at another place by chance
 NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
 
 
@@ -182,7 +182,7 @@ def scene_of(
     attackers = [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
     max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
     served_weights = [] if served is None else [_served_weights(served, rows[0], max_id)]
-    if rows[0].kind == "text":  # whatever reads words has the public model's table, or none that attacks need
+    if rows[0].kind == "text":  # its tokens are public ids, so that the public model's table belongs to them
         served_weights = [Weights(Model.open(base.folder))]
     size = max(len(codec.sigma), max_id + 1, *(weights.model.vocab_size for weights in served_weights))
     truth = replace(truth, inverse=_likeliest_public_ids(private_sent, size))
@@ -292,17 +292,23 @@ class _CapturedClient:
         hint = "give what crossed: words, ids or vectors; decode what is encoded, such as base64"
         empty_rows = [row for row in rows if not row.sent.strip()]
         if 2 * len(empty_rows) > len(rows):
-            raise CodecError(f"{empty_rows[0].place} has an empty text as sent, and so have most rows", hint)
+            counted = f"{len(empty_rows):,} of {len(rows):,} rows"
+            raise CodecError(f"{empty_rows[0].place} has an empty text as sent, as have {counted}", hint)
         unknown_share = float(np.mean(sent.ids == self.codec.tokenizer.unk_token_id)) if len(sent.ids) else 0.0
-        if unknown_share > MAX_UNKNOWN_SENT:
+        if unknown_share > MAX_UNKNOWN_SHARE:
             raise CodecError(
-                f"{100 * unknown_share:.0f} % of the tokens that were sent are unknown to {self.base.folder.name}", hint
+                f"{100 * unknown_share:.0f} % of the tokens that were sent are unknown to {self.base.folder.name}; of "
+                f"text it is {100 * MAX_UNKNOWN_SHARE:.0f} % at most",
+                hint,
             )
         for row in rows:
             longest, longest_of_text = (max(map(len, text.split()), default=0) for text in (row.sent, row.text))
             if longest > max(MAX_WORD_CHARACTERS, longest_of_text):
-                fault = f"{row.place}: what was sent has a word of {longest:,} characters, longer than any of its text"
-                raise CodecError(fault, hint)
+                raise CodecError(
+                    f"{row.place}: what was sent has a word of {longest:,} characters; text has at most "
+                    f"{max(MAX_WORD_CHARACTERS, longest_of_text)} here",
+                    hint,
+                )
 
     def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
         """Returns (tokens,) the place where each token of a text was sent, NO_BELIEF for special tokens left out.
@@ -401,11 +407,12 @@ def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
 def _places_in_text(pairs: Sequence[tuple[Ids, Ids]]) -> list[Ids]:
     """Returns where each token of some texts is in the replaced text.
 
+    The longest common parts of both decide. If words were sent in another order, these parts are short. Then each token
+    outside of them is searched for at other places too. This is done for all texts if it finds MIN_MOVED_SHARE more of
+    their tokens, and else for none.
+
     Args:
         pairs: the tokens of each text, and those of its replaced text.
-
-    Longest common parts decide. Where words came in another order, these are few; then each token that they leave is
-    at the next place that has it. That is so if it finds more of all texts' tokens, by REORDERED_SHARE of them.
     """
     matched = [_matched_places(*pair) for pair in pairs]
     reordered = [_with_moved_tokens(*pair, places) for pair, places in zip(pairs, matched, strict=True)]
@@ -417,11 +424,14 @@ def _places_in_text(pairs: Sequence[tuple[Ids, Ids]]) -> list[Ids]:
         ]
         return sum(map(np.count_nonzero, equal)) / max(1, sum(len(token_ids) for token_ids, _ in pairs))
 
-    return reordered if share_of(reordered) - share_of(matched) > REORDERED_SHARE else matched
+    return reordered if share_of(reordered) - share_of(matched) > MIN_MOVED_SHARE else matched
 
 
 def _with_moved_tokens(token_ids: Ids, sent: Ids, places: Ids) -> Ids:
-    """Returns places in which tokens that are not at theirs are at a free one that has them, if there is one."""
+    """Returns the places, where each token that is not at its place is moved to a free place that has the same token.
+
+    A token without such a place keeps its place, or has none if another token was moved there.
+    """
     is_right = places != NO_BELIEF
     is_right[is_right] = sent[places[is_right]] == token_ids[is_right]
     free_places: dict[int, list[int]] = {}

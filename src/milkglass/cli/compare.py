@@ -53,7 +53,7 @@ def compare(
         str | None,
         typer.Option(
             help="The most time by the clock: 90s, 10m, 1h; a bare number is seconds. A way that is not likely to end "
-            "in time is not begun, unless its model is trained already; what is at work then is ended. "
+            "in time is not begun, unless its model is trained already; a training at work then is stopped. "
             "Attacks end with it, so that their figures may differ between runs. Without it they do not."
         ),
     ] = None,
@@ -74,7 +74,7 @@ def compare(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of trained models, which other comparisons and `milkglass reproduce` may share.  "
+            help="The folder of trained models, which comparisons of the same rows and settings share.  "
             "[default: OUT/cells]"
         ),
     ] = None,

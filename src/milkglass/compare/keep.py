@@ -48,22 +48,22 @@ def require_free(folder: Path) -> None:
         raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
 
 
-def require_apart(keep_option: Path, out: Path, cells: Path) -> None:
+def require_apart(kept_folder: Path, out: Path, cells: Path) -> None:
     """Raises UsageError if keeping a model would remove other files of a comparison.
 
     Args:
-        keep_option: the folder in which a model is kept.
+        kept_folder: the folder in which a model is kept.
         out: the folder of the comparison.
         cells: the folder of trained cells.
     """
-    kept = keep_option.resolve()
+    kept = kept_folder.resolve()
     if kept == out.resolve() or kept in out.resolve().parents:
-        raise UsageError(f"--keep {keep_option} holds --out {out}", "give the kept model a folder of its own")
+        raise UsageError(f"--keep {kept_folder} holds --out {out}", "give the kept model a folder of its own")
     for folder in (cells, out / "runs"):
         other = folder.resolve()
         if kept == other or kept in other.parents or other in kept.parents:
             raise UsageError(
-                f"the kept model's folder {keep_option} and {folder}, where the comparison keeps other files, are one "
+                f"the kept model's folder {kept_folder} and {folder}, where the comparison keeps other files, are one "
                 "inside the other",
                 "give the kept model a folder of its own with --keep",
             )

@@ -10,7 +10,7 @@ from milkglass.client.obfuscate.preflight import require_padding
 from milkglass.client.training_request import step_count, training_defaults
 from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.training import MIN_REPORTS, cut_words, unknown_words
+from milkglass.compare.training import MIN_REPORTS, cut_words, token_ids, unknown_words
 from milkglass.device import training_dtype
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
@@ -66,7 +66,8 @@ def prepare(
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
     require_padding(base)
-    notes = [*rows.repeats_notes, cut_words(base, rows.train, training.max_length), unknown_words(base, rows.train)]
+    tokens = token_ids(base, rows.train)
+    notes = [*rows.repeats_notes, cut_words(tokens, training.max_length), unknown_words(base, tokens)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
@@ -82,7 +83,7 @@ def _prepare_chats(
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})
     training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))
     training = _with_frequent_reports(training, len(rows.train.texts))
-    unknown_note = unknown_words(base, rows.train)
+    unknown_note = unknown_words(base, token_ids(base, rows.train))
     return PreparedRows(rows, base, training, (*rows.notes(training), *filter(None, [unknown_note])))
 
 

@@ -182,7 +182,7 @@ class ComparisonResult:
         verdict: some sentences; the first is for a person who decides.
         over_commonest: the difference from naming the commonest class or the mean score, in the same rows, of the way
             that is most surely better; its p-value counts the number of ways. None: it is not known.
-        quicker_ways: the models with nothing sent that a paired test does not tell from the best of them, and that are
+        smaller_ways: the models with nothing sent that a paired test does not tell from the best of them, and that are
             smaller. Rows with answers: none.
         seconds: by the clock.
         kept, kept_way: the folder in which this call kept a model with nothing sent, and its way; "" if it kept none.
@@ -204,7 +204,7 @@ class ComparisonResult:
     ways: tuple[WayResult, ...]
     verdict: tuple[str, ...] = ()
     over_commonest: Difference | None = None
-    quicker_ways: tuple[str, ...] = ()
+    smaller_ways: tuple[str, ...] = ()
     seconds: float = math.nan
     kept: str = ""
     kept_way: str = ""

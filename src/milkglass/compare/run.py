@@ -48,6 +48,7 @@ MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model
 MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way may exceed it
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
+KEEP_COMMAND = "{compare} --ways {name} --keep kept-{name}"  # keeps a way's model in a folder of its own
 LOSS_FELL = "its loss still fell when its training ended"  # how such a note of a way begins
 MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
@@ -120,7 +121,7 @@ def compare(
         names = [way.name for way in compared.finished_ways if way.name in answers and way.name != "commonest"]
         over_commonest = _over_commonest(setting, [answers[name] for name in names])
         compared = replace(compared, over_commonest=over_commonest)
-    compared = replace(compared, quicker_ways=_quicker_ways(setting, compared, answers))
+    compared = replace(compared, smaller_ways=_smaller_ways(setting, compared, answers))
     if kept_folder is not None:
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
         best_with_model = candidates.best_local_with_model
@@ -151,15 +152,16 @@ def _over_commonest(setting: ComparisonSettings, answers: Sequence[NDArray[Any]]
     return replace(surest, p_value=min(1.0, surest.p_value * len(differences)))
 
 
-def _quicker_ways(
+def _smaller_ways(
     setting: ComparisonSettings, compared: ComparisonResult, answers: Mapping[str, NDArray[Any]]
 ) -> tuple[str, ...]:
-    """Returns the names of the ways of `ComparisonResult.quicker_ways`. Models are in the order of their sizes."""
+    """Returns the names of the ways of `ComparisonResult.smaller_ways`."""
     best = compared.best_local_with_model
-    if best is None or best.name not in answers or setting.rows.task == TASK:
+    if best is None or best.name not in answers or best.name not in WAYS or setting.rows.task == TASK:
         return ()
-    local_names = [way.name for way in compared.finished_ways if way.is_local]
-    names = [name for name in local_names[: local_names.index(best.name)] if name != "commonest" and name in answers]
+    local_names = [way.name for way in compared.finished_ways if way.is_local and way.name != "commonest"]
+    known_names = [name for name in local_names if name in answers and name in WAYS]
+    names = [name for name in known_names if WAYS[name].work(setting) < WAYS[best.name].work(setting)]
     p_values = {name: difference_of(setting.rows, answers[best.name], answers[name]).p_value for name in names}
     return tuple(name for name, p_value in p_values.items() if p_value > MAX_P_VALUE)
 
@@ -238,7 +240,7 @@ def _larger_command(setting: ComparisonSettings, ways: Sequence[WayResult]) -> s
     names = {way.name for way in ways}
     if setting.rows.task == TASK or not setting.commands or names & {"large-encoder", "own-model"}:
         return ""
-    return f"{setting.commands['compare']} --ways large-encoder --keep kept-large-encoder"
+    return KEEP_COMMAND.format(name="large-encoder", **setting.commands)
 
 
 def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: ComparisonSettings) -> WayResult:
@@ -254,8 +256,8 @@ def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: C
         if result.name in kept_folders:
             commands["kept"] = shlex.quote(kept_folders[result.name])
         else:
-            template = "{compare} --ways " + result.name + " --keep " + f"kept-{result.name}"
-    return replace(result, command=template.format(**commands))
+            template = KEEP_COMMAND
+    return replace(result, command=template.format(name=result.name, **commands))
 
 
 def run_name(setting: ComparisonSettings, public: Sequence[str]) -> str:

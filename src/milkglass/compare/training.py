@@ -14,6 +14,7 @@ from milkglass.errors import MemoryShort
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
+from milkglass.sequences import Sequences
 from milkglass.server.jobs.folder import read_events
 from milkglass.server.jobs.needs import ModelSizes, needs_of, size_text
 from milkglass.threat.defence import LabelledTexts
@@ -61,13 +62,17 @@ def _mean_length(setting: ComparisonSettings) -> float:
     return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLE_ROWS]), pairs)["input_ids"]]))
 
 
-def unknown_words(base: Checkpoint, rows: LabelledTexts) -> str:
+def token_ids(base: Checkpoint, rows: LabelledTexts) -> Sequences:
+    """Returns the public ids of the rows, none of which is cut."""
+    return Sequences.of(load_tokenizer(base.folder)(list(rows.texts), rows.pairs)["input_ids"])
+
+
+def unknown_words(base: Checkpoint, tokens: Sequences) -> str:
     """Returns a message if the model's tokenizer does not know many tokens of the rows, else ""."""
-    tokenizer = load_tokenizer(base.folder)
-    if tokenizer.unk_token_id is None:
+    unknown_id = load_tokenizer(base.folder).unk_token_id
+    if unknown_id is None or not len(tokens.ids):
         return ""
-    ids = [one for text_ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"] for one in text_ids]
-    share = float(np.mean(np.asarray(ids) == tokenizer.unk_token_id)) if ids else 0.0
+    share = float(np.mean(tokens.ids == unknown_id))
     if share < MIN_REPORTED_UNKNOWN:
         return ""
     return (
@@ -76,13 +81,11 @@ def unknown_words(base: Checkpoint, rows: LabelledTexts) -> str:
     )
 
 
-def cut_words(base: Checkpoint, rows: LabelledTexts, max_length: int) -> str:
+def cut_words(tokens: Sequences, max_length: int) -> str:
     """Returns a message if rows are cut, else ""."""
-    tokenizer = load_tokenizer(base.folder)
-    lengths = np.array([len(ids) for ids in tokenizer(list(rows.texts), rows.pairs)["input_ids"]])
-    if not (count := int((lengths > max_length).sum())):
+    if not (count := int((tokens.lengths > max_length).sum())):
         return ""
-    cut = f"{count:,} of {len(lengths):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
+    cut = f"{count:,} of {len(tokens):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
     return f"{cut}: a larger --max-length reads them whole"
 
 

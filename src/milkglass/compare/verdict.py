@@ -39,9 +39,9 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if missing := [way.title for way in result.ways if way.is_local and way.state in ("failed", "not run")]:
         verb = "was" if len(missing) == 1 else "were"
         sentences.append(f"{_capitalised(_enumeration(missing))} {verb} not finished, and may be better.")
-    if quicker := [way.title for way in result.finished_ways if way.name in result.quicker_ways]:
-        verb = "is" if len(quicker) == 1 else "are"
-        sentences.append(f"{_capitalised(_enumeration(quicker))} {verb} quicker, and not told from it in these rows.")
+    if smaller := [way.title for way in result.finished_ways if way.name in result.smaller_ways]:
+        verb = "is" if len(smaller) == 1 else "are"
+        sentences.append(f"{_capitalised(_enumeration(smaller))} {verb} smaller, and not told from it in these rows.")
     hiding_ways = [way for way in better_ways if _hides(way)]
     readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]
     is_in_first_sentence = len(better_ways) == 1

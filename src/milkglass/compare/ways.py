@@ -59,7 +59,7 @@ class ComparisonSettings:
         digest: the public model's digest.
         training: the settings of every training.
         seed: the seed of every training, key and draw.
-        cells: the folder of trained cells, which recipes share.
+        cells: the folder of trained cells.
         threads: how many threads one training uses.
         log: receives the progress of what takes long.
         commands: what {model}, {rows}, {task}, {kept}, {text} and {compare} stand for in the next commands; "run" is
@@ -182,7 +182,7 @@ class Way(abc.ABC):
 
 
 def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
-    """Returns the trained halves of a defence. A recipe of the same rows and settings makes the same cell."""
+    """Returns the trained halves of a defence, trained unless an earlier comparison of the same rows did it."""
     model, training = base or setting.base, with_defence_dtype(setting.training, defence)
     digest = setting.digest if base is None else base.digest()
     return train_cell(
