@@ -46,8 +46,9 @@ def panels(count: int, width: float = 320, height: float = 280) -> tuple[Figure,
 
 
 def write_names(
-    axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str], colours: Sequence[str] | None = None
-) -> None:
+    axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str], colours: Sequence[str] | None = None,
+    bars: Sequence[tuple[float, float]] = (),
+) -> None:  # fmt: skip
     """Writes a name beside each point, at the first of several places where it covers no other name and no point.
 
     Args:
@@ -55,22 +56,28 @@ def write_names(
         points: (x, y) in the axes' units.
         names: a name for each point.
         colours: the colour of each name, which shows to which point it belongs. None: INK.
+        bars: (low, high) of each point's error bar in the axes' units, which names keep off where they can.
     """
     axes.figure.draw_without_rendering()  # sets where the axes lie
     pixels = [axes.transData.transform(point) for point in points]
     axes_box = axes.get_window_extent()
     taken_boxes = [(x - MARKER_PIXELS, x + MARKER_PIXELS, y - MARKER_PIXELS, y + MARKER_PIXELS) for x, y in pixels]
+    bar_boxes = list[Box]()
+    for (x, _), (low, high) in zip(points, bars, strict=bool(bars)):
+        (left, bottom), (_, top) = axes.transData.transform((x, low)), axes.transData.transform((x, high))
+        bar_boxes.append((left - 1, left + 1, min(bottom, top), max(bottom, top)))
     named_points = zip(points, pixels, names, colours or [INK] * len(names), strict=True)
     for point, (x, y), name, colour in sorted(named_points, key=lambda named_point: -named_point[0][1]):
         boxes = [(dx, dy, _text_box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
-        free_boxes = (
+        free_boxes = [
             (dx, dy, box)
             for dx, dy, box in boxes
             if box[0] >= axes_box.x0
             and box[1] <= axes_box.x1
             and not any(_boxes_overlap(box, taken) for taken in taken_boxes)
-        )
-        dx, dy, box = next(free_boxes, boxes[0])
+        ]
+        clear_boxes = (place for place in free_boxes if not any(_boxes_overlap(place[2], bar) for bar in bar_boxes))
+        dx, dy, box = next(clear_boxes, next(iter(free_boxes), boxes[0]))
         taken_boxes.append(box)
         alignment = "left" if dx > 0 else "right"
         axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12)

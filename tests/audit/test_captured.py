@@ -195,6 +195,9 @@ def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: 
     path.write_text("".join(json.dumps({"text": one, "sent": sent}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match=named):
         scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1)
+    rows = [{"text": one, "sent": sent if number == 0 else one} for number, one in enumerate(TEXTS)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1), "one such row among many is read"
 
 
 def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

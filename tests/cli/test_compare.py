@@ -43,6 +43,8 @@ from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.defences.masked_text import MaskedText
 from milkglass.errors import ModelNotFound, UsageError
+from milkglass.experiments.record import numbers_by_name, read_records
+from milkglass.experiments.reproduce import reproduce
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -76,7 +78,7 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     few = ComparisonRows.read(DataFile(data), None, 3, max_rows=250)
     assert (len(few.train.texts), len(few.held_out.texts)) == (200, 50)
     assert few.held_out.texts == found.held_out.texts[:50] and {*few.train.texts}.isdisjoint(few.held_out.texts)
-    assert few.problem(0).identity != found.problem(0).identity, "they make other cells"
+    assert few.problem().identity != found.problem().identity, "they make other cells"
     many = DataFile(written(tmp_path / "many.jsonl", rows(2, 500)))
     both = ComparisonRows.read(DataFile(data), many, 3, max_rows=250)
     assert (len(both.train.texts), len(both.held_out.texts)) == (250, 250), "--quick reads so many of each file"
@@ -153,6 +155,41 @@ def test_the_providers_model_is_trained_once_and_kept_at_home(tmp_path: Path) ->
     second = document(call(*run, tmp_path / "two"))
     assert [one["quality"] for one in second["ways"]] == [one["quality"] for one in first["ways"]]
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")} == made
+
+
+def test_a_recipe_and_a_comparison_of_the_same_rows_share_their_trainings(tmp_path: Path) -> None:
+    """In both directions: files' names and layouts do not count, rows and settings do."""
+    model, cache = tiny.save("bert", tmp_path / "model"), tmp_path / "cache"
+    train, asked = written(tmp_path / "rows.jsonl", rows(0, 100)), written(tmp_path / "asked.jsonl", rows(1, 60))
+    run = ("compare", model, train, "--validation", asked, *SMALL, "--json", "--cache", cache)
+    compared = document(call(*run, "--ways", "plain", "--out", tmp_path / "compared"))
+    (about,) = [json.loads(path.read_text("utf-8")) for path in cache.glob("*/about.json")]
+    copies = tmp_path / "data"
+    copies.mkdir()
+    for path in (train, asked):
+        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        table = "".join(f"{one['text']}\t{one['label']}\n" for one in lines)
+        (copies / f"{path.stem}.tsv").write_text("text\tlabel\n" + table, "utf-8")
+    settings = ((name, value) for name, value in about["training"].items() if value is not None and name != "seed")
+    training = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings if name != "num_labels")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'kind = "comparison"\npaper = "p"\nmodel = "{model}"\nseeds = [{about["seed"]}]\n'
+        '[data.mine]\ntrain = "rows.tsv"\nheld_out = "asked.tsv"\n'
+        f'[training]\n{training}[defences.plain]\n[defences.coarse-16]\nscheme = "coarse"\nsymbols = 16\n',
+        "utf-8",
+    )
+    made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
+    assert made
+    result = json.loads(reproduce(recipe, copies, tmp_path / "reproduced", cache=cache).read_text("utf-8"))
+    assert {path: path.stat().st_mtime_ns for path in made} == made and len([*cache.iterdir()]) == 2
+    (plain,) = compared["ways"]
+    figures = numbers_by_name(read_records(result))
+    assert figures["accuracy, mine, plain"] == pytest.approx(100 * plain["quality"]["value"], abs=0.01)
+    made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
+    (symbols,) = document(call(*run, "--ways", "coarse-16", "--out", tmp_path / "again"))["ways"]
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")} == made
+    assert figures["accuracy, mine, coarse-16"] == pytest.approx(100 * symbols["quality"]["value"], abs=0.01)
 
 
 def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_explain_it(tmp_path: Path) -> None:

@@ -126,8 +126,15 @@ def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
     done = call("data", source, *OF_TEXTS, "--out", out)
     assert done.stdout == f"100 rows in {out}; text from Question, label from Topic; not read: Ticket No\n"
     assert done.stderr.splitlines() == [
-        "2 classes: billing 50, urgent 50", f"next: milkglass compare demo:minilm {out} --quick"
-    ]  # fmt: skip
+        "2 classes: billing 50, urgent 50",
+        "warning: `milkglass compare` asks about 40 of these rows, which tell differences of about 21 points or more "
+        "from chance; with four times as many rows, half of that",
+        f"next: milkglass compare demo:minilm {out} --quick",
+    ]
+    many = tmp_path / "many.csv"
+    with many.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *((f"text {i} of many", str(i % 2)) for i in range(900))])
+    assert "warning" not in call("data", many, "--out", tmp_path / "many.jsonl").stderr
 
 
 def test_pairs_without_labels_can_be_asked_about(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.engines.kit import event
 from tests.proxy.kit import Scrambled
 from tests.server.kit import TOKEN, register
 from tests.server.real import Server
+from tests.serving import in_thread
 
 NOWHERE = ("--key", "none.mgkey", "--server", "http://127.0.0.1:9")
 
@@ -162,9 +162,8 @@ def test_a_second_interruption_ends_the_answers_without_a_traceback(engine: tupl
     _, key = engine
     codec = codec_of(UnlockedKey.open(key, environment()["MILKGLASS_PASSPHRASE"]))
     hanging = type("HangingWithIds", (Hanging,), {"ids": tuple(codec.encode(["the nurse called"]).ids[0].tolist())})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), hanging) as other:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), hanging) as other, in_thread(other):
         other.daemon_threads = True
-        threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_port}"
         words = ("proxy", "--key", key, "--engine", "vllm", "--server", url, "--port", 0, "--open")
         with listening(*words, forked=False) as (process, line):
@@ -172,13 +171,17 @@ def test_a_second_interruption_ends_the_answers_without_a_traceback(engine: tupl
             assert address and process.stderr is not None
             body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
             with httpx2.stream("POST", f"{address[0]}/chat/completions", json=body, timeout=60) as answer:
-                next(answer.iter_lines())
+                lines = answer.iter_lines()
+                begun = next(lines)
                 process.send_signal(signal.SIGINT)
-                assert any(one.startswith("finishing 1 request") for one in process.stderr)  # at once: it waits for us
+                noticed = list[str]()
+                while not (noticed and noticed[-1].startswith("finishing 1 request")):  # at once: it waits for us
+                    line = process.stderr.readline()
+                    assert line, (begun, answer.status_code, noticed, list(lines))
+                    noticed.append(line)
                 process.send_signal(signal.SIGINT)
                 _, errors = process.communicate(timeout=60)
             assert errors == "interrupted\n" and process.returncode == 130
-        other.shutdown()
 
 
 def test_what_listens_everywhere_is_called_by_a_name(tmp_path: Path) -> None:

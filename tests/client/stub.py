@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load
 
+from tests.serving import in_thread
+
 TOKEN = "stub-token-of-the-tests"
 Fault = Callable[["Handler"], bool]  # True: the call was dealt with
 
@@ -184,12 +186,5 @@ def rows_of(data: bytes) -> dict[str, list[Any]]:
 
 @contextmanager
 def running() -> Iterator[Stub]:
-    stub = Stub()
-    thread = threading.Thread(target=stub.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with Stub() as stub, in_thread(stub, poll_interval=0.02):
         yield stub
-    finally:
-        stub.shutdown()
-        stub.server_close()
-        thread.join()

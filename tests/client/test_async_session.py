@@ -22,7 +22,7 @@ from milkglass.errors import MilkglassError, UnsupportedModel, UsageError
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
 from tests.client.stub import TOKEN as STUB_TOKEN
-from tests.client.stub import Handler, Stub
+from tests.client.stub import Handler, Stub, running
 from tests.e2e.proxy import Tap
 from tests.proxy.kit import Scrambled
 from tests.server.kit import TOKEN, register, until
@@ -133,12 +133,8 @@ def test_a_cancelled_answer_ends_its_request(served: tuple[Path, Server, Tap, Sc
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
-    with Stub() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with running() as server:
         yield server
-        server.shutdown()
-        thread.join(60)
 
 
 def test_what_waits_is_cut_and_not_asked_again(served: tuple[Path, Server, Tap, Scrambled], stub: Stub) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from tests import tiny
 from tests.cli.kit import PASSPHRASE, Owner, has_model_of
 from tests.cli.test_commands import job_server
 from tests.client.stub import TOKEN as STUB_TOKEN
-from tests.client.stub import Handler, Stub
+from tests.client.stub import Handler, running
 from tests.proxy.kit import Scrambled
 from tests.server.kit import TOKEN, register
 from tests.server.real import Server
@@ -139,14 +138,12 @@ def test_finetune(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(STUB_TOKEN, "utf-8")
     rows = [{"text": text, "label": str(number % 2)} for number, text in enumerate(tiny.TEXTS * 2)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    with Stub() as stub:
-        threading.Thread(target=stub.serve_forever, daemon=True).start()
+    with running() as stub:
         job_server(stub)
         has_model_of(stub, owner)
         to = ("--server", stub.url, "--token-file", tmp_path / "token")
         assert "ft-77aa" in done(run(COMMAND, "finetune", "mine", tmp_path / "rows.jsonl", "--key", owner.path, *to))
         assert "ftjob-77aa" in done(run(COMMAND, "job", "ftjob-77aa", *to))
-        stub.shutdown()
 
 
 def test_classify(tmp_path: Path) -> None:
@@ -158,13 +155,11 @@ def test_classify(tmp_path: Path) -> None:
         handler.answer(200, {"data": data})
 
     (tmp_path / "token").write_text(STUB_TOKEN, "utf-8")
-    with Stub() as stub:
-        threading.Thread(target=stub.serve_forever, daemon=True).start()
+    with running() as stub:
         stub.described |= {"vocab_size": tiny.VOCAB, "key_id": owner.key.identifier}
         stub.replies["POST /classify"] = answer
         to = ("--server", stub.url, "--token-file", tmp_path / "token", "--key", owner.path)
         assert "0.750" in done(run(COMMAND, "classify", "mine", "the nurse", *to))
-        stub.shutdown()
 
 
 def test_the_proxy(served: tuple[Path, Server, Scrambled]) -> None:

@@ -74,7 +74,7 @@ def compare(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="The folder of trained models, which comparisons of the same rows and settings share.  "
+            help="The folder of trained models, which comparisons and recipes of the same rows and settings share.  "
             "[default: OUT/cells]"
         ),
     ] = None,

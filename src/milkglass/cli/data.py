@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ from milkglass.errors import CodecError, UsageError, missing_file_hint
 if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
+
+MAX_UNSAID_DIFFERENCE = 0.1  # of right answers; rows that tell only larger differences are pointed out
 
 
 @with_options
@@ -81,7 +84,7 @@ def data(
 
 def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
     """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes."""
-    from milkglass.rows.examples import read_examples, read_texts, summarise
+    from milkglass.rows.examples import MIN_HELD_OUT, read_examples, read_texts, summarise
     from milkglass.rows.repeats import Repeats
     from milkglass.rows.write import write_examples
 
@@ -104,8 +107,28 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     counted_once = " (`milkglass compare` counts them once)" if repeats.equal_count and summary.kind != "text" else ""
     if notes := [*filter(None, (repeats.equal_text() + counted_once, repeats.contradiction_text()))]:
         note(f"warning: {'; '.join(notes)}")
+    if summary.labels and different_count >= 2 * MIN_HELD_OUT and (warning := _few_rows_warning(different_count)):
+        note(warning)
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out, different_count))
+
+
+def _few_rows_warning(different_count: int) -> str:
+    """Returns a warning if a comparison of so many rows can tell large differences of its ways only, else "".
+
+    Two ways' answers differ in about a quarter of the rows (small models on tweets and news), so that an interval of
+    the difference of right answers is about z sqrt(1/4 / n) wide to each side; z = 2.6 is that of five ways compared.
+    """
+    from milkglass.rows.examples import HELD_OUT_SHARE, MIN_HELD_OUT
+
+    asked = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * different_count))
+    smallest_difference = 2.6 * math.sqrt(0.25 / asked)
+    if smallest_difference < MAX_UNSAID_DIFFERENCE:
+        return ""
+    return (
+        f"warning: `milkglass compare` asks about {asked} of these rows, which tell differences of about "
+        f"{100 * smallest_difference:.0f} points or more from chance; with four times as many rows, half of that"
+    )
 
 
 def _next_step(summary: Summary, rows: Path, different_count: int) -> str:

@@ -13,7 +13,6 @@ import numpy as np
 from milkglass.client.codec.codec import Codec
 from milkglass.client.training_request import step_count
 from milkglass.compare.rows import (
-    HELD_OUT_SHARE,
     MAX_ATTACKED,
     ComparisonRows,
     digest_of,
@@ -28,7 +27,7 @@ from milkglass.errors import CodecError, naming_texts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
+from milkglass.rows.examples import HELD_OUT_SHARE, MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
 from milkglass.rows.messages import Message
 from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.server.spec import Hyperparameters

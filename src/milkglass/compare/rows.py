@@ -13,11 +13,10 @@ from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, checked_summary, read_examples
+from milkglass.rows.examples import HELD_OUT_SHARE, MIN_HELD_OUT, Example, Summary, checked_summary, read_examples
 from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.threat.defence import LabelledTexts
 
-HELD_OUT_SHARE = 0.2  # of the rows that are asked about; MIN_HELD_OUT at least
 MAX_ATTACKED = 1_000  # texts that are attacked
 
 
@@ -203,12 +202,11 @@ class ComparisonRows:
         """Returns the texts of these training rows, of pairs the second texts after the first ones."""
         return [*self.train.texts[rows], *(self.train.pairs[rows] if self.train.pairs is not None else ())]
 
-    def problem(self, seed: int) -> TrialData:
+    def problem(self) -> TrialData:
         """Returns the rows in the form from which a cell is trained."""
-        identity = {"rows": self.digest, "task": self.task, "train": len(self.train.texts), "seed": seed}
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
         classes = 1 if self.task == "regression" else len(self.names)
-        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes, identity)
+        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes)
 
 
 def digest_of(*parts: Sequence[Example]) -> str:

@@ -263,8 +263,8 @@ def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: C
 def run_name(setting: ComparisonSettings, public: Sequence[str]) -> str:
     """Returns a digest of all that decides the results: model, rows, training, seed, and attackers' public text."""
     settings = {
-        "base": setting.digest, "rows": dict(setting.problem.identity), "training": setting.training.model_dump(),
-        "seed": setting.seed,
+        "base": setting.digest, "rows": setting.rows.digest, "task": setting.rows.task,
+        "training": setting.training.model_dump(), "seed": setting.seed,
     }  # fmt: skip
     if public:
         settings["public"] = hashlib.sha256(json.dumps(list(public)).encode()).hexdigest()

@@ -53,7 +53,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
             f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)} beside what you have "
-            f"alone, a difference of less than about {_gap_text(result, width)} cannot be told from chance."
+            f"alone, a difference of less than about {_gap_text(result, width)} cannot be told from chance; "
+            "four times as many rows halve that."
         )
     changed_ways = [way for way in sent_ways if way.group not in UNCHANGED_GROUPS]
     readings = [way.reading for way in changed_ways if way.reading is not None and way.reading.content is not None]

@@ -83,7 +83,7 @@ class ComparisonSettings:
 
     @property
     def problem(self) -> TrialData:
-        return self.rows.problem(self.seed)
+        return self.rows.problem()
 
 
 @dataclass(frozen=True, eq=False)

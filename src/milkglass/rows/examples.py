@@ -39,6 +39,7 @@ FOREIGN_FORMATS = {
 MESSAGES_HINT = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 MIN_ROWS_TO_JUDGE = 20  # rows from which on labels that mostly occur once are taken for ids
 MIN_HELD_OUT = 40  # rows that a comparison asks about at least, and as many that it trains with
+HELD_OUT_SHARE = 0.2  # of the rows that a comparison asks about; MIN_HELD_OUT at least
 ID_COLUMN = "id"  # the column with the names of a table's rows
 # How messages call the rows of each kind
 ROW_NOUNS: dict[RowKind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}

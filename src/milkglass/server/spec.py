@@ -62,7 +62,7 @@ class Hyperparameters(BaseModel):
     error of one number a row, judged by Pearson's correlation as GLUE judges STS-B.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", validate_default=True)  # 16 and 16.0 are one setting
 
     task: Task = "classification"
     num_labels: int = Field(2, ge=1, le=10_000)  # 1 for regression

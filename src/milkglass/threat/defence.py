@@ -8,8 +8,11 @@ trusted, and answers. An attack is given exactly these two, `Client.send` and `S
 from __future__ import annotations
 
 import abc
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +42,14 @@ class LabelledTexts:
     def part(self, rows: slice) -> LabelledTexts:
         """Returns the texts and labels of some rows."""
         return LabelledTexts(self.texts[rows], self.labels[rows], None if self.pairs is None else self.pairs[rows])
+
+    def digest(self) -> str:
+        """Returns the SHA-256 digest of all texts, pairs and labels in their order."""
+        hasher = hashlib.sha256()
+        pairs = repeat(None, len(self.texts)) if self.pairs is None else self.pairs
+        for row in zip(self.texts, self.labels, pairs, strict=True):
+            hasher.update(json.dumps(row).encode() + b"\n")
+        return hasher.hexdigest()
 
 
 class Client(abc.ABC):

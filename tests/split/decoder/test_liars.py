@@ -16,6 +16,7 @@ from milkglass.errors import RemoteError, Unreachable
 from milkglass.split.decoder import client, frames
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
 from milkglass.split.spec import DecoderInfo
+from tests.serving import in_thread
 
 INFO = DecoderInfo("m", 8, 300, 128, 100, 4, "t", "float32")
 
@@ -28,14 +29,10 @@ def stream_of(handle: Callable[[ServerConnection], None], sampling: SplitSamplin
         socket.recv()
         handle(socket)
 
-    with serve(greeted, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serve(greeted, "127.0.0.1", 0) as server, in_thread(server):
         patience = RetryPolicy(max_attempts=2, first_limit=0.01, last_limit=0.01)
         at = DecoderServer(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "t", retry=patience)
         yield at.stream(INFO, sampling, "float32")
-        server.shutdown()
-        thread.join(30)
 
 
 def answers(socket: ServerConnection, token: int, end: int | None) -> None:

@@ -12,7 +12,6 @@ import base64
 import binascii
 import io
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+
+from tests.serving import in_thread
 
 API_KEY = "api-key-of-the-engine"
 NAME = "tiny"
@@ -201,12 +202,5 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def running(engine: Engine) -> Iterator[Server]:
-    server = Server(engine)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with Server(engine) as server, in_thread(server, poll_interval=0.02):
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -47,7 +47,8 @@ def picture_svg(result: ComparisonResult) -> str:
         if result.measure == "loss":  # up is better, as for the other measures
             axes.invert_yaxis()
         figure.legend(loc="outside lower left", ncols=3, fontsize=11)
-        write_names(axes, places, [way.name for way in points], colours)
+        bars = [(scale * way.quality.low, scale * way.quality.high) for way in points if way.quality]
+        write_names(axes, places, [way.name for way in points], colours, bars)
         return svg(figure, "What each way is worth, against what is read of it")
 
 

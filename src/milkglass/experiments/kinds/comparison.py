@@ -19,7 +19,7 @@ seed is also a key, on which some figures depend. Beside the defences there are 
     variant "client alone", note MODEL            what the client does by itself in seconds (client/alone.py)
     MEASURE with own model                        the server's answers combined with the client's own model
 
-Recipes with the same --cache share their cells.
+Recipes and calls of `milkglass compare` with the same --cache share the cells whose rows and settings are equal.
 """
 
 from __future__ import annotations
@@ -328,7 +328,6 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
         data_refs.labelled_texts(order[rows:], numbers, is_regression),
         data_set[0].metrics if data_set else ("accuracy",),
         1 if is_regression else len(numbers),
-        {**data_refs.file_digests(data_folder, [entry["train"], entry["held_out"]]), "rows": rows, "seed": seed},
     )
 
 

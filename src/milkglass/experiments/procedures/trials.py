@@ -1,7 +1,7 @@
 """One cell of a comparison: a defence on one data set with one seed, split, trained, and graded on the held-out rows.
 
 A cell's folder is named by its digest, and contains its settings (about.json) and the commit that began it. Recipes
-with the same cell share it, and a stopped one resumes.
+and comparisons of a user's rows (compare/ways.py) with the same cell share it, and a stopped one resumes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +53,7 @@ LINEAR_MODEL = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
 COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COST_NAMES
 COST_NAMES = ("client_seconds", "training_seconds")
-CELL_VERSION = 5  # raised when a change of the code changes the result of the same settings
+CELL_VERSION = 6  # raised when a change of the code changes the result of the same settings
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,6 @@ class TrialData:
         others: rows of the training file that are kept out of training, some of which attackers have.
         metrics: names of metrics/glue.py.
         class_count: the number of classes; 1 for scores.
-        identity: the digests of the data set's files, and which rows are used.
     """
 
     name: str
@@ -75,7 +75,14 @@ class TrialData:
     others: LabelledTexts
     metrics: tuple[str, ...]
     class_count: int
-    identity: Mapping[str, Any]
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Returns what the rows decide of a cell: those that are trained with and asked about, and their classes.
+
+        Files and names do not count, so that a recipe and a comparison with the same rows have the same cells.
+        """
+        return {"train": self.train.digest(), "held_out": self.held_out.digest(), "classes": self.class_count}
 
 
 @dataclass(frozen=True)
@@ -196,7 +203,7 @@ def graded_cell(
     """Returns a cell's answers without its model, which may be on another machine. None if no answers are stored."""
     with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed)) as folder:
         stored = _stored_answers(folder)
-        return None if stored is None else _unpack_answers(stored, data, folder)
+        return None if stored is None else _unpack_answers(stored, data, seed, folder)
 
 
 def _has_model(folder: Path) -> bool:
@@ -212,7 +219,7 @@ def _identity(
     return {
         "version": CELL_VERSION,
         "base": base_digest,
-        "data": dict(data.identity),
+        "data": data.identity,
         "defence": defence.document(),
         "training": training.model_dump(),
         "seed": seed,
@@ -313,20 +320,18 @@ def _write_rows(client: TokenClient, rows: LabelledTexts, labels: Sequence[float
 
 
 def _grade_answers(client: Client, server: Server, data: TrialData, seed: int, folder: Path) -> GradedCell:
-    """Returns the server's answers to the held-out rows and their quality, stored in the cell's folder."""
+    """Returns the server's answers to the held-out rows, stored in the cell's folder, and their quality."""
     stored = _stored_answers(folder)
     if stored is None:
         logits = client.receive(server.answer(client.send(data.held_out.texts, data.held_out.pairs)))
         predictions = logits[:, 0] if data.class_count == 1 else logits.argmax(1)
-        figures = quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
         stored = {
-            "figures": figures,
             "made": provenance(folder),
             "predictions": pack_answers(predictions),
             "logits": pack_answers(logits),
         }
         files.write(folder / ANSWERS_FILE, json.dumps(stored) + "\n")
-    return _unpack_answers(stored, data, folder)
+    return _unpack_answers(stored, data, seed, folder)
 
 
 def _stored_answers(folder: Path) -> dict[str, Any] | None:
@@ -336,11 +341,13 @@ def _stored_answers(folder: Path) -> dict[str, Any] | None:
     return stored if "logits" in stored else None
 
 
-def _unpack_answers(stored: Mapping[str, Any], data: TrialData, folder: Path) -> GradedCell:
-    """Returns the cell whose answers `_grade_answers` stored."""
+def _unpack_answers(stored: Mapping[str, Any], data: TrialData, seed: int, folder: Path) -> GradedCell:
+    """Returns the cell whose answers `_grade_answers` stored, graded by the metrics of the data set."""
     logits = unpack_answers(stored["logits"]).reshape(len(data.held_out.labels), -1)
+    predictions = unpack_answers(stored["predictions"])
+    figures = quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
     code = stored.get("made") or provenance(folder)
-    return GradedCell(folder.name, dict(stored["figures"]), code, str(stored["predictions"]), logits)
+    return GradedCell(folder.name, figures, code, str(stored["predictions"]), logits)
 
 
 def quality_figures(
