@@ -49,8 +49,8 @@ from milkglass.enclave import folder as at_rest
 from milkglass.enclave import prompt
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage
+from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_candidate_lists
 from milkglass.experiments.runs import current_code
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
@@ -142,7 +142,7 @@ class Bench:
         self.text = self.tokenizer.decode(self.tokenizer(TEXT * 8, add_special_tokens=False)["input_ids"][:length])
         self.server, self.sampling = DecoderServer(url, token), SplitSampling(max_tokens=tokens)
         self.info, self.home, self.tokens, self.turn = self.server.info(), home, tokens, 0
-        package = compute_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
+        package = with_candidate_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
         self.proof = at_rest.build_enclave(self.folder, "process", model, K, self.server.fetch_package)[1].proof

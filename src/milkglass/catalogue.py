@@ -26,6 +26,7 @@ FIRST_CLASS_NAMES = {  # of renamed classes: the first name by the present name
     "ClusterConditional": "Conditional",
     "GrowthSchedule": "Growth",
     "NoDefence": "Bare",
+    "RecordSizes": "Sizes",
 }
 
 

@@ -124,16 +124,18 @@ def partial_folder(target: Path) -> Path:
 
 
 @contextmanager
-def new_dir(target: Path, is_private: bool = True) -> Iterator[Path]:
+def new_dir(target: Path, is_private: bool = True, replaces: bool = False) -> Iterator[Path]:
     """Yields a folder that takes the target's name when the block ends, and is removed if the block fails.
 
     Args:
         is_private: whether folders are 0700 and files 0600. False for a folder that is given to others.
+        replaces: whether a folder of that name is removed when the block has ended.
 
     Raises:
-        FileExistsError: the name is taken by a file or by a folder that is not empty.
+        FileExistsError: the name is taken by a file, or by a folder that is not empty and is not replaced.
     """
-    _require_free_name(target)
+    if not replaces:
+        _require_free_name(target)
     partial = _temporary_path(target)
     if is_private:
         make_private_dir(partial)
@@ -145,6 +147,8 @@ def new_dir(target: Path, is_private: bool = True) -> Iterator[Path]:
             for path in partial.rglob("*"):
                 if not path.is_symlink():
                     path.chmod(0o700 if path.is_dir() else 0o600)
+        if replaces and target.is_dir():
+            remove_dir(target, _temporary_path(target))
         rename_into_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -59,7 +59,7 @@ def test_what_is_known_by_its_place_is_neither_replaced_nor_searched(public: Mod
     sent = Sequences.of(chain(VOCAB, 30, 3))
     transcript = Transcript((Weights(public), Tokens(sent)), VOCAB)
     pairs = np.array([[0, 0], [1, 1]])
-    likely, prior = SDA().options(transcript, public.table, pairs)
+    likely, prior = SDA().nearest_candidates(transcript, public.table, pairs)
     assert likely[:2].tolist() == [[0, 0, 0], [1, 1, 1]]
     assert not prior[:2].any()
     used = np.setdiff1d(sent.ids, FIXED)
@@ -68,11 +68,11 @@ def test_what_is_known_by_its_place_is_neither_replaced_nor_searched(public: Mod
     seen: list[torch.Tensor] = []
 
     class Watched(SDA):
-        def search(self, scorer: Scorer, likely: Ids, prior: np.ndarray, budget: Budget) -> Ids:
+        def beam_search(self, scorer: Scorer, likely: Ids, prior: np.ndarray, budget: Budget) -> Ids:
             scorer.register_forward_pre_hook(lambda _, given: seen.append(given[0].clone()))
-            return super().search(scorer, likely, prior, budget)
+            return super().beam_search(scorer, likely, prior, budget)
 
-    Watched(steps=1).search(
+    Watched(steps=1).beam_search(
         Scorer(public, np.random.default_rng(0)), likely[sent.ids[:5]], prior[sent.ids[:5]], Budget()
     )
     assert [tuple(one.shape) for one in seen] == [(1, 1), (3, 2), (9, 3), (15, 4), (15, 5)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milkglass.attacks.records.sizes import Sizes
+from milkglass.attacks.records.sizes import RecordSizes
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
@@ -35,7 +35,7 @@ def attacked(told: bool, slots: bool = False) -> dict[str, float]:
     records, lengths = answers(known, told, 1, slots)
     seen, true = answers(asked, told, 2, slots)
     knowledge = Knowledge(recordings=Recordings(records, known, lengths))
-    guess = Sizes()(Transcript((seen,), 10), knowledge, Budget(60), np.random.default_rng(0))
+    guess = RecordSizes()(Transcript((seen,), 10), knowledge, Budget(60), np.random.default_rng(0))
     nothing = np.zeros(1, np.bool_)
     truth = Truth(
         np.zeros(1, np.int64), nothing, nothing, lambda ids: "", Sequences.of([]), topics=asked, token_lengths=true
@@ -60,5 +60,5 @@ def test_slots_of_one_size_say_nothing() -> None:
 
 def test_it_needs_records_and_recordings() -> None:
     records, _ = answers(np.zeros(3, np.int64), True, 0)
-    assert why_not(Sizes(), Transcript((records,), 1), Knowledge()) is not None
-    assert why_not(Sizes(), Transcript((Tokens(Sequences.of([])),), 1), Knowledge()) is not None
+    assert why_not(RecordSizes(), Transcript((records,), 1), Knowledge()) is not None
+    assert why_not(RecordSizes(), Transcript((Tokens(Sequences.of([])),), 1), Knowledge()) is not None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.captured import read_captured, rows_within_limit, scene_of
+from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
 from milkglass.audit.defence_scene import scene_of as by_halves
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, Scene
@@ -188,6 +188,8 @@ def test_replaced_words_that_come_again_elsewhere_are_not_read(base: Checkpoint,
         ("", "has an empty text as sent"),
         ("d2UgYXJlIGhlcmUgYW5kIHRoZSB3b3VuZCBpcyBvcGVuIGFnYWluIGFuZCBhZ2Fpbg==", "a word of 68 characters"),
         ("\U0001f9ff \U0001f9ff \U0001f9ff", "are unknown to"),
+        ("[101, 9016, 2026, 102]", "numbers in quotation marks"),
+        ("101 9016 2026 102", "numbers in quotation marks"),
     ],
 )
 def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: str, tmp_path: Path) -> None:
@@ -198,6 +200,34 @@ def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: 
     rows = [{"text": one, "sent": sent if number == 0 else one} for number, one in enumerate(TEXTS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     assert scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1), "one such row among many is read"
+
+
+def test_a_text_behind_many_other_words_is_read(tmp_path: Path) -> None:
+    """What was sent may be longer than what the model reads: all of it crossed."""
+    path, minilm = tmp_path / "behind.jsonl", Checkpoint.open(resolve("demo:minilm"))
+    rows = [{"text": one, "sent": "harbour " * 700 + one} for one in TEXTS]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert best_of(minilm, path, "as-it-is")["as-it-is, model only"] == 1
+
+
+def test_vectors_may_lie_in_files_beside_the_rows(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).normal(size=(tiny.VOCAB, 32)).astype(np.float32)
+    inline = captured(tmp_path / "inline.jsonl", codec, lambda ids: table[ids].tolist())
+    rows = []
+    for number, row in enumerate(read_captured(inline)):
+        np.save(tmp_path / f"{number}.npy", row.sent)
+        rows.append({"text": row.text, "sent_file": f"{number}.npy"})
+    path = tmp_path / "files.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert rows_digest(read_captured(path)) == rows_digest(read_captured(inline))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "flat.npy", np.ones(3))
+    np.save(tmp_path / "far.npy", np.full((2, 3), 1e300))
+    (tmp_path / "words.npy").write_text("no array")
+    for name in ("objects.npy", "flat.npy", "far.npy", "words.npy", "none.npy", "../inline.jsonl", 3):
+        path.write_text(json.dumps({"text": TEXTS[0], "sent_file": name}) + "\n", "utf-8")
+        with pytest.raises(CodecError, match="sent_file"):
+            read_captured(path)
 
 
 def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

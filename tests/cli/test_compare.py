@@ -11,12 +11,14 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click import Context
 from typer.main import get_command
 
+from milkglass import deadline
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.defence_scene import scene_of
 from milkglass.cli.main import app
@@ -41,8 +43,10 @@ from milkglass.compare.run import (
 from milkglass.compare.training import cut_words, loss_fall, reported_losses, token_ids, unknown_words
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
+from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskedText
-from milkglass.errors import ModelNotFound, UsageError
+from milkglass.errors import JobFailed, ModelNotFound, UsageError
+from milkglass.experiments.procedures.trials import cell_folder
 from milkglass.experiments.record import numbers_by_name, read_records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.metrics.interval import Interval
@@ -52,6 +56,7 @@ from milkglass.rows.data_file import DataFile
 from milkglass.server.jobs.needs import size_text
 from milkglass.server.settings import bytes_on_disk
 from milkglass.server.spec import Event, Hyperparameters
+from milkglass.threat.budget import Budget
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.guess import NO_BELIEF
 from tests import tiny
@@ -93,9 +98,9 @@ def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
 def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     texts = [*["the wound is open again"] * 5, "the wound is open again " * 40]
-    found = cut_words(token_ids(base, LabelledTexts(texts, [0] * 6)), 30)
+    found = cut_words(token_ids(base, LabelledTexts(texts, [0] * 6)), 30, 64)
     assert found.startswith("1 of 6 rows is cut to 30 tokens") and "--max-length" in found
-    assert cut_words(token_ids(base, LabelledTexts(texts[:5], [0] * 5)), 30) == ""
+    assert cut_words(token_ids(base, LabelledTexts(texts[:5], [0] * 5)), 30, 64) == ""
 
 
 def test_tokens_that_the_model_does_not_know_are_reported() -> None:
@@ -847,6 +852,89 @@ def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:
     gap = found["ways"][2]["quality"]["value"] - found["ways"][1]["quality"]["value"]
     assert found["ways"][2]["above"]["value"] == pytest.approx(gap), "the same answer to all has no correlation"
     assert "nan" not in found["verdict"][0] and found["kept_way"] == "linear"
+
+
+def test_a_kept_model_of_scores_gives_them_in_any_library_in_the_users_unit(tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    scores = [{"text": one["text"], "label": 101.5 + place % 7} for place, one in enumerate(rows(0, 100))]
+    model, data = tiny.save("bert", tmp_path / "m"), written(tmp_path / "scores.jsonl", scores)
+    run = ("compare", model, data, "--out", tmp_path / "o", *SMALL, "--ways", "encoder", "--task", "regression")
+    found = document(call(*run, "--json"))
+    assert found["kept_way"] == "encoder"
+    texts = [one["text"] for one in scores[:5]]
+    expected = [one.score for one in kept_model.answers(Path(found["kept"]), texts)]
+    piped = pipeline("text-classification", found["kept"], function_to_apply="none")(texts, truncation=True)
+    assert [one["score"] for one in piped] == pytest.approx(expected, abs=1e-3)
+    assert all(101 < score < 109 for score in expected if score is not None)
+
+
+def test_an_attack_that_failed_is_named_and_its_way_is_read_at_least_so_far(tmp_path: Path) -> None:
+    class Failing(type(ATTACKS["channel"])):  # type: ignore[misc]
+        def __call__(self, *arguments: object) -> None:
+            raise MemoryError("no room")
+
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 0)
+    settings = ComparisonSettings("m", base, base.digest(), own, Hyperparameters(), 0, tmp_path / "cells", 1, print)
+    client, server = defence_of({"sanitizer": "rnm", "epsilon": 3.0}).split(
+        base, own.train, bytes(32), tmp_path / "server"
+    )
+    cell = SimpleNamespace(name="x", client=client, server=server)
+    found = attackers.reading_of(
+        settings, cell, [], Budget.of_work(60), tmp_path / "work",  # type: ignore[arg-type]
+        attacks={"tfa": ATTACKS["tfa"], "channel": Failing()},
+    )  # fmt: skip
+    assert found.cut and any("failed, and may read more" in one for one in found.more)
+
+
+def test_a_way_that_cannot_be_run_here_is_a_row_and_the_others_are_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*arguments: object) -> None:
+        raise ModuleNotFoundError("No module named 'presidio_analyzer'", name="presidio_analyzer")
+
+    monkeypatch.setattr("milkglass.defences.masked_text.analyzer", missing)
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--json")
+    linear, masked, plain = document(call(*run, "--ways", "linear,masked,plain"))["ways"]
+    assert masked["state"] == "failed" and "pip install 'milkglass[masking]'" in masked["reason"]
+    assert linear["state"] == plain["state"] == "done" and (tmp_path / "out" / "compare.html").is_file()
+
+
+def test_a_budget_ends_halves_that_are_trained_when_they_are_split_and_a_wait_for_another_run(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
+    run = ("compare", model, data, "--out", tmp_path / "out", "--max-length", 64, "--attacks", "2s", "--json")
+    begun = time.monotonic()
+    (cape,) = document(call(*run, "--epochs", 1000, "--ways", "cape", "--budget", "3s"))["ways"]
+    assert cape["state"] == "not run" and "--budget" in cape["reason"] and time.monotonic() - begun < 120
+    cells = tmp_path / "cells"
+    with pytest.raises(JobFailed, match="time is over"), cell_folder(cells, {}):
+        stack = (deadline.until(time.monotonic() + 0.1), cell_folder(cells, {}))
+        with stack[0], stack[1]:
+            pytest.fail("two runs have one cell")
+
+
+def test_rows_are_cut_to_what_the_model_reads_however_much_is_asked(tmp_path: Path) -> None:
+    from transformers import pipeline
+
+    long_rows = [{**one, "text": one["text"] + " the nurse called again" * 60} for one in rows(0, 100)]
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", long_rows)
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL[:-2], "--ways", "encoder", "--json")
+    found = document(call(*run, "--max-length", 1024))
+    assert found["settings"]["max_length"] < 1024 and any("all that this model reads" in one for one in found["notes"])
+    assert pipeline("text-classification", found["kept"])([long_rows[0]["text"]], truncation=True)
+
+
+def test_a_file_beside_a_kept_model_is_not_removed(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
+    run = ("compare", model, data, "--out", tmp_path / "out", "--ways", "linear")
+    kept = Path(document(call(*run, "--json"))["kept"])
+    (kept / "notes.txt").write_text("mine")
+    refused(call(*run, "--seed", 3), 2, "notes.txt")
+    (kept / "notes.txt").unlink()
+    assert document(call(*run, "--seed", 3, "--json"))["kept"] == str(kept)
+    refused(call(*run, "--keep", data / "kept"), 2, "cannot be made")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

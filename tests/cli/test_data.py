@@ -137,6 +137,32 @@ def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
     assert "warning" not in call("data", many, "--out", tmp_path / "many.jsonl").stderr
 
 
+def test_what_a_spreadsheet_writes_otherwise_is_said(tmp_path: Path) -> None:
+    """A decimal comma makes classes of scores, and quotation marks belong to the text in a TSV."""
+    scores = tmp_path / "scores.csv"
+    scores.write_text("Comment;Score\n" + "".join(f"it is fine {i};{i % 5},5\n" for i in range(100)), "utf-8")
+    found = call("data", scores, "--text-column", "Comment", "--label-column", "Score", "--out", tmp_path / "s.jsonl")
+    assert "decimal comma" in found.stderr
+    quoted = tmp_path / "quoted.tsv"
+    lines = (f'"he said ""no"" {i}"\t{"ab"[i % 2]}\n' for i in range(100))
+    quoted.write_text("text\tlabel\n" + "".join(lines), "utf-8")
+    assert (
+        "100 of 100 texts begin and end with quotation marks"
+        in call("data", quoted, "--out", tmp_path / "q.jsonl").stderr
+    )
+
+
+@pytest.mark.parametrize("form", ["lines", "list"])
+def test_half_a_character_is_named_with_its_line(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl"
+    lines = ['{"text": "we see it", "label": "a"}', '{"text": "cut \\ud83d", "label": "b"}']
+    path.write_text("\n".join(lines) if form == "lines" else f"[{','.join(lines)}]", "utf-8")
+    refused(call("data", path, "--out", tmp_path / "out.jsonl"), 5, "2 of cut.jsonl has half of a character")
+    whole = tmp_path / "whole.jsonl"
+    whole.write_text("\n".join(lines).replace("\\ud83d", "\\ud83d\\ude00"), "utf-8")
+    assert call("data", whole, "--out", tmp_path / "out.jsonl").exit_code == 0
+
+
 def test_pairs_without_labels_can_be_asked_about(tmp_path: Path) -> None:
     source, out = tmp_path / "new.tsv", tmp_path / "new.jsonl"
     source.write_text("premise\thypothesis\nit rains\tit is wet\n", "utf-8")
@@ -171,7 +197,7 @@ def test_a_column_that_is_named_is_the_only_text(tmp_path: Path) -> None:
         "label": "label",
         "text_pair": None,
     }
-    assert DataFile(path, text="sentence").columns_read().endswith("; not read: index, question")
+    assert DataFile(path, text="sentence").columns_text().endswith("; not read: index, question")
     assert DataFile(path, label="question").columns_by_role()["text"] == "sentence"
 
 

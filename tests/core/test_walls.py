@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "milkglass"
 # A room, or a file of the root, and the rooms that it may import. A file of the root that imports only errors.py may be
 # imported by every room: GROUND.
 GROUND = {
-    *("accounting", "catalogue", "errors", "files", "papers", "parameters", "progress", "sequences"),
+    *("accounting", "catalogue", "deadline", "errors", "files", "papers", "parameters", "progress", "sequences"),
     *("system", "unique_keys", "extras", "plots", "device"),
 }
 ALLOWED = {

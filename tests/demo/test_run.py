@@ -75,7 +75,7 @@ def test_an_earlier_demo_is_replaced_and_models_go(
 
 def test_the_model_that_the_comparison_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "LARGE_FILE_BYTES", 2)
-    with run._prepare_folder(tmp_path / "out"):
+    with run._demo_folder(tmp_path / "out"):
         comparison = tmp_path / "out" / "client" / "comparison"
         for name in ("kept", "cells"):
             (comparison / name).mkdir(parents=True)

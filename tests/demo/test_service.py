@@ -64,7 +64,7 @@ def test_a_server_that_dies_at_its_start_is_told(tmp_path: Path) -> None:
 
 
 def test_a_silent_server_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "START_SECONDS", 0.2)
+    monkeypatch.setattr(run, "MAX_SILENT_SECONDS", 0.2)
     with pytest.raises(Unreachable, match="was silent for"), stand_in(tmp_path, "import time; time.sleep(60)") as made:
         assert made.url
     assert not alive(made)

@@ -16,7 +16,7 @@ import pytest
 
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave import gramine
-from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.errors import EnclaveError, UsageError
 from tests import tiny
 from tests.split.decoder.kit import Served, serving

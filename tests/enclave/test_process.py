@@ -22,7 +22,7 @@ from milkglass.enclave import lockdown
 from milkglass.enclave.attestation import NOT_ATTESTED, measurement_of
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.errors import CodecError, EnclaveError, ModelError, TooLong, UsageError
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Progress

@@ -14,8 +14,8 @@ import torch
 from milkglass.enclave import prompt
 from milkglass.enclave.budget import RowBudget
 from milkglass.enclave.inside import OpenTable
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import RowPolicy, TablePackage
+from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_candidate_lists
 from milkglass.errors import CodecError, EnclaveError, ModelError
 from milkglass.models import chat_template
 from milkglass.models.checkpoint import Checkpoint
@@ -219,7 +219,7 @@ def opened_table(folder: Path, known: Any) -> OpenTable:
     """The enclave's side, with a table whose rows are all different."""
     size = len(Checkpoint.open(folder).read("model.embed_tokens.weight"))
     table = torch.arange(4.0 * size).reshape(size, 4)
-    package = compute_lists(TablePackage.of_model(folder, table, RowPolicy(10**9, 10**9)), 5)
+    package = with_candidate_lists(TablePackage.of_model(folder, table, RowPolicy(10**9, 10**9)), 5)
     counts = np.full(size, 5, np.int64)
     return OpenTable(package, RowBudget(package.policy, 1e9), TokenSanitizer(package, counts), bytes(32), known)
 

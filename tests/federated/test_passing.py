@@ -140,19 +140,19 @@ def test_rows_of_another_model_or_text_are_not_taken_up(there: World, source: Pa
 
 def test_a_run_has_one_seed_and_its_sites(tmp_path: Path) -> None:
     for _ in range(2):
-        ghost_stage.begin(tmp_path / "sites", ["b", "a"], 7)
+        ghost_stage.begin_or_continue_run(tmp_path / "sites", ["b", "a"], 7)
     assert (tmp_path / "sites" / "begun.json").stat().st_mode & 0o777 == 0o600
     for other in (None, 0):
         with pytest.raises(UsageError, match="with --seed 7"):
-            ghost_stage.begin(tmp_path / "sites", ["a", "b"], other)
+            ghost_stage.begin_or_continue_run(tmp_path / "sites", ["a", "b"], other)
     with pytest.raises(UsageError, match="without c"):
-        ghost_stage.begin(tmp_path / "sites", ["a", "b", "c"], 7)
+        ghost_stage.begin_or_continue_run(tmp_path / "sites", ["a", "b", "c"], 7)
     (tmp_path / "sites" / "begun.json").write_text("{")
     with pytest.raises(CorruptCheckpoint, match=r"begun\.json"):
-        ghost_stage.begin(tmp_path / "sites", ["a", "b"], 7)
-    ghost_stage.begin(tmp_path / "more", ["a"], None)
+        ghost_stage.begin_or_continue_run(tmp_path / "sites", ["a", "b"], 7)
+    ghost_stage.begin_or_continue_run(tmp_path / "more", ["a"], None)
     with pytest.raises(UsageError, match="without --seed"):
-        ghost_stage.begin(tmp_path / "more", ["a"], 0)
+        ghost_stage.begin_or_continue_run(tmp_path / "more", ["a"], 0)
 
 
 def test_plain_takes_up_no_shadows(there: World, source: Path, tmp_path: Path) -> None:

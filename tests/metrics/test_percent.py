@@ -30,9 +30,9 @@ def test_a_share_is_not_written_as_more_or_less_than_it_is(share: float, final: 
 
 
 def test_a_share_with_decimals() -> None:
-    assert percent(0.10991, digits=1) == "11.0 %" and percent(0.10991, True, 1) == "at least 10.9 %"
-    assert percent(0.9994, digits=1) == "99.9 %" and percent(0.99949, digits=1) == "99.9 %"
-    assert percent(0.0004, digits=1) == "less than 0.1 %"
+    assert percent(0.10991, decimals=1) == "11.0 %" and percent(0.10991, True, 1) == "at least 10.9 %"
+    assert percent(0.9994, decimals=1) == "99.9 %" and percent(0.99949, decimals=1) == "99.9 %"
+    assert percent(0.0004, decimals=1) == "less than 0.1 %"
 
 
 def test_an_interval_of_one_written_figure_is_left_out() -> None:

@@ -47,7 +47,7 @@ class Shown:
     @property
     def address(self) -> str:
         """With the code that opens the next tab."""
-        return f"{self.url}/#{self.page.access.code}"
+        return f"{self.url}/#{self.page.access.one_time_code}"
 
     def state(self, since: int = -1) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {KEY}"}

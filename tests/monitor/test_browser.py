@@ -140,7 +140,7 @@ def test_an_address_opens_one_tab_and_a_reload_keeps_it(tab: Tab, shown: Shown) 
     with browsing() as other:
         other.open(address)  # it was used
         other.until("document.getElementById('trouble').textContent.includes('opens one tab')")
-        other.value(f"location.hash = '#{shown.page.access.code}'")  # the new one, in the same tab
+        other.value(f"location.hash = '#{shown.page.access.one_time_code}'")  # the new one, in the same tab
         other.until("document.getElementById('model').options.length === 1")
         assert not other.value("document.getElementById('trouble').textContent")
 
@@ -150,7 +150,7 @@ def test_a_tab_of_an_earlier_command_takes_the_new_address(tab: Tab, shown: Show
     tab.value("sessionStorage.setItem('key', 'of-an-earlier-command')")
     tab.open(f"{shown.url}/?x")
     tab.until("document.getElementById('trouble').textContent.includes('a command that ended')")
-    tab.value(f"location.hash = '#{shown.page.access.code}'")
+    tab.value(f"location.hash = '#{shown.page.access.one_time_code}'")
     tab.until("document.getElementById('model').options.length === 1")
     assert not tab.value("document.getElementById('trouble').textContent")
 

@@ -31,21 +31,21 @@ def state(shown: Shown, key: str) -> int:
 def test_a_code_opens_once_and_the_next_one_is_told() -> None:
     reported: list[str] = []
     access = PageAccess(report_code=reported.append)
-    code = access.code
-    for wrong in ("", code[:-1], code + "x", "\ud800", access.key):
+    code = access.one_time_code
+    for wrong in ("", code[:-1], code + "x", "\ud800", access.page_key):
         with pytest.raises(Unauthorized, match="code"):
             access.exchange(wrong)
-    assert access.code == code and not reported  # a wrong one uses nothing up
-    assert access.exchange(code) == access.key
+    assert access.one_time_code == code and not reported  # a wrong one uses nothing up
+    assert access.exchange(code) == access.page_key
     with pytest.raises(Unauthorized) as found:
         access.exchange(code)
-    assert code not in str(found.value) and access.key not in repr(access) + str(found.value)
-    assert reported == [access.code] and access.code not in (code, access.key)
-    assert access.exchange(access.code) == access.key and len(reported) == 2
+    assert code not in str(found.value) and access.page_key not in repr(access) + str(found.value)
+    assert reported == [access.one_time_code] and access.one_time_code not in (code, access.page_key)
+    assert access.exchange(access.one_time_code) == access.page_key and len(reported) == 2
 
 
 def test_the_page_gets_a_key_of_its_own_and_never_the_api_key(shown: Shown) -> None:
-    code = shown.page.access.code
+    code = shown.page.access.one_time_code
     answer = given(shown, code=code)
     key = answer.json()["key"]
     assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
@@ -53,7 +53,7 @@ def test_the_page_gets_a_key_of_its_own_and_never_the_api_key(shown: Shown) -> N
     models = httpx2.get(f"{shown.url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=60)
     assert models.status_code == 200
     assert given(shown, code=code).status_code == 401  # it was used
-    for one in (code, shown.page.access.code, "x", f"{key}x"):
+    for one in (code, shown.page.access.one_time_code, "x", f"{key}x"):
         assert state(shown, one) == 401
 
 

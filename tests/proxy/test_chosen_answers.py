@@ -239,7 +239,7 @@ def test_short_answers_are_counted_together(model: Plain, path: str, more: dict[
 
 
 def test_the_same_piece_of_text_counts_once_and_old_answers_are_forgotten(model: Plain) -> None:
-    last = spelling.LastAnswers()
+    last = spelling.SpellingHistory()
     for _ in range(40):  # a model's own habit
         check = spelling.SpellingCheck(model.codec, last)
         check.push([*model.own("Well,"), *model.spelled(" diagnosis")])
@@ -252,7 +252,7 @@ def test_the_same_piece_of_text_counts_once_and_old_answers_are_forgotten(model:
 
 
 def test_an_answer_that_breaks_off_is_counted(model: Plain) -> None:
-    last = spelling.LastAnswers()
+    last = spelling.SpellingHistory()
     check = spelling.SpellingCheck(model.codec, last)
     check.push([*model.own("Noted"), *model.spelled(" patient diagnosis"), *model.own(" and")])
     check.close()
@@ -353,7 +353,7 @@ def test_no_answer_of_a_real_model_is_ended(model: Plain, temperature: float) ->
     )
     with torch.inference_mode():
         made = network.generate(**batch, max_new_tokens=80, pad_token_id=tokenizer.pad_token_id, **drawn)
-    places, last = list[int](), spelling.LastAnswers()
+    places, last = list[int](), spelling.SpellingHistory()
     for row in made[:, batch["input_ids"].shape[1] :].tolist():
         ids = [one for one in row if one not in tokenizer.all_special_ids]
         check = spelling.SpellingCheck(model.codec, last)  # of one key: counted together as well

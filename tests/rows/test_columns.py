@@ -107,15 +107,15 @@ def test_a_column_given_as_a_hyperparameter_is_told_apart() -> None:
 def test_what_is_read_is_said(suffix: str, tmp_path: Path) -> None:
     path = write(tmp_path, suffix, [{"Ticket No": "7", "Question": "a", "Topic": "x"}])
     file = DataFile(path, text="Question", label="Topic")
-    assert file.columns_read() == "text from Question, label from Topic; not read: Ticket No"
-    assert file.columns_read(reads_labels=False, identifier="Ticket No") == (
+    assert file.columns_text() == "text from Question, label from Topic; not read: Ticket No"
+    assert file.columns_text(reads_labels=False, identifier="Ticket No") == (
         "text from Question, id from Ticket No; not read: Topic"
     )
 
 
 def test_lines_of_text_have_no_columns_to_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n", "utf-8")
-    assert DataFile(tmp_path / "a.txt").columns_read() == ""
+    assert DataFile(tmp_path / "a.txt").columns_text() == ""
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

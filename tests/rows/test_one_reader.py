@@ -97,7 +97,7 @@ def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Ro
     for path in written(tmp_path, rows):
         file = COLUMNS.data_file(path)
         read = "text from Question, label from Topic, text_pair from Asked; not read: Ticket No"
-        assert file.columns_read() == read, (path.name, rows)
+        assert file.columns_text() == read, (path.name, rows)
         assert [(one.text, one.pair, one.label) for one in read_examples(file)] == expected, path.name
         assert [(one.text, one.pair) for one in read_texts(file)] == [one[:2] for one in expected], path.name
         found = texts_to_classify(None, path, COLUMNS)

@@ -202,7 +202,7 @@ def test_text_that_is_not_utf8_and_a_line_without_end(tmp_path: Path, monkeypatc
     source.write_bytes(b"apple\n\xff\xfe\n")
     with pytest.raises(CodecError, match=r"in\.txt .*UTF-8"):
         run(source, tmp_path / "out.txt")
-    monkeypatch.setattr("milkglass.rows.encoding.MAX_LINE_LETTERS", 100)
+    monkeypatch.setattr("milkglass.rows.encoding.MAX_LINE_CHARACTERS", 100)
     source.write_text("apple\n" + "x" * 200)
     with pytest.raises(CodecError, match=r"line 2 of in\.txt .*\b100\b"):
         run(source, tmp_path / "out.txt")

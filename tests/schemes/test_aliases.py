@@ -21,7 +21,7 @@ from milkglass.client.codec.aliases import (
 from milkglass.client.codec.codec import Codec  # noqa: E402
 from milkglass.client.key.generate import cluster_order, new_key  # noqa: E402
 from milkglass.client.key.key import Key, KeyInfo, permutation, unpack_groups  # noqa: E402
-from milkglass.client.obfuscate.scramble import mixture_of, replace_tensors, scramble  # noqa: E402
+from milkglass.client.obfuscate.scramble import mixture_of, scramble, scrambled_tensors  # noqa: E402
 from milkglass.client.obfuscate.verify import verify  # noqa: E402
 from milkglass.errors import UnsupportedModel, UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
@@ -50,7 +50,7 @@ def table_of(base: Checkpoint, key: Key) -> torch.Tensor:
     """(n, d) the scrambled input embeddings."""
     from milkglass.models.families import architecture_of
 
-    found = replace_tensors(base, architecture_of(base), key, lambda name, total: lambda done: None)
+    found = scrambled_tensors(base, architecture_of(base), key, lambda name, total: lambda done: None)
     return found.tensors[architecture_of(base).table].block(0, len(key.sigma))
 
 

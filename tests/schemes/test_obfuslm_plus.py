@@ -14,7 +14,7 @@ import torch
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key, KeyInfo, permutation
 from milkglass.client.key.scheme import scheme_of
-from milkglass.client.obfuscate.scramble import replace_tensors, scramble
+from milkglass.client.obfuscate.scramble import scramble, scrambled_tensors
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
 from milkglass.errors import UnsupportedModel, UsageError
@@ -81,8 +81,8 @@ def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> Non
     """Under one secret: a mixture of another may be so ill-conditioned that two ways to invert it differ by more."""
     plus = replace(PLUS, form=form, leftover="paper")
     base, key = key_for(tiny.save("llama-untied", tmp_path / "base"), plus, bytes(range(32)))
-    found = replace_tensors(base, architecture_of(base), key, no_stage)
-    plain = replace_tensors(
+    found = scrambled_tensors(base, architecture_of(base), key, no_stage)
+    plain = scrambled_tensors(
         base, architecture_of(base), replace(key, info=KeyInfo({**key.info.document, "scheme": bare(key)})), no_stage
     )
     table = plain.tensors["model.embed_tokens.weight"].block(0, tiny.VOCAB).numpy()

@@ -25,7 +25,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
 from milkglass.server.jobs import lora, needs, queue, trainer
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_to_resume
-from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory
+from milkglass.server.jobs.needs import LayerSizes, ModelSizes, Needs, needs_of, require_disk, require_memory
 from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained_tensors
 from milkglass.server.settings import bytes_on_disk, free_bytes
 from milkglass.server.spec import COMPLETE_MARK, RESERVE_FILE, WEIGHTS_ONLY_MARK, Hyperparameters, JobSpec, Status
@@ -84,7 +84,7 @@ def of_8b() -> ModelSizes:
     layer = sum(a * b for a, b in matrices)
     tables = 2 * 128_256 * 4096
     total = 32 * layer + tables
-    layers = tuple((layer, matrices) for _ in range(32))
+    layers = (LayerSizes(layer, matrices),) * 32
     return ModelSizes(layers, tables // 2, tables // 2, total, 2 * total, 4096, 128_256, True)
 
 

@@ -37,7 +37,7 @@ from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
-from milkglass.attacks.records.sizes import Sizes
+from milkglass.attacks.records.sizes import RecordSizes
 from milkglass.attacks.shadows.decoding import ShadowDecoding
 from milkglass.attacks.shadows.generation import ShadowGeneration
 from milkglass.attacks.shadows.inverse import ShadowMaximum, ShadowMean, ShadowMedian, ShadowSampling
@@ -89,7 +89,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     HiddenWords(),
     FloatHoles(),
     SpanMembership(),
-    Sizes(),
+    RecordSizes(),
     group="milkglass.attack",
     kind=Attack,
 )

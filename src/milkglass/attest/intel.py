@@ -1,8 +1,8 @@
 """Verifies quotes of Intel TDX and SGX (DCAP) with the library dcap-qvl and the collateral that is given.
 
 The library checks the chain to Intel's root, revocation, the quoting enclave's identity, and the TCB level of firmware
-and microcode, all at the given time. It is asked for claims only, so that what its strict policy would refuse becomes a
-claim here: the TCB status, advisories, cached keys, hyperthreads and dynamic platforms. Debug is never accepted.
+and microcode, all at the given time. It is asked for claims only: what its strict policy would refuse (an old TCB
+status, advisories, cached keys, hyperthreads, dynamic platforms) becomes a claim here. Debug is never accepted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PLATFORM_WEAKNESSES = {
 
 
 def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: bytes | None = None) -> VerifiedMachine:
-    """Verifies a quote of TDX or SGX.
+    """Verifies a quote of TDX or SGX, and returns what it proves of the machine.
 
     Args:
         raw: the quote.
@@ -59,6 +59,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime, root: byt
 
     Raises:
         AttestationError: the quote does not verify. The error names the first fault.
+        UsageError: the library dcap-qvl is not installed.
     """
     quote = parse_quote(raw)
     import dcap_qvl
@@ -132,24 +133,26 @@ def _newness(quote: Any, part: str, document: Mapping[str, Any]) -> tuple[int, d
                 if revocation_list.issuer != leaf.issuer:
                     return None
             return 0, revocation_list.last_update_utc
-        answer = json.loads(document[part])
-        kinds = {"tcb_info": ("SGX", "TDX"), "qe_identity": ("QE", "TD_QE")}[part]
-        if answer["id"] != kinds[quote.is_tdx()]:
+        content = json.loads(document[part])
+        expected_ids = {"tcb_info": ("SGX", "TDX"), "qe_identity": ("QE", "TD_QE")}[part]
+        if content["id"] != expected_ids[quote.is_tdx()]:
             return None
-        if part == "tcb_info" and answer["fmspc"].upper() != quote.fmspc().upper():
+        if part == "tcb_info" and content["fmspc"].upper() != quote.fmspc().upper():
             return None
-        issued, number = datetime.fromisoformat(answer["issueDate"]), answer["tcbEvaluationDataNumber"]
-        if type(number) is not int or not 0 <= number <= MAX_EVALUATION_NUMBER:
+        issued, evaluation_number = datetime.fromisoformat(content["issueDate"]), content["tcbEvaluationDataNumber"]
+        if type(evaluation_number) is not int or not 0 <= evaluation_number <= MAX_EVALUATION_NUMBER:
             return None
-        return number, issued if issued.tzinfo else issued.replace(tzinfo=UTC)
+        return evaluation_number, issued if issued.tzinfo else issued.replace(tzinfo=UTC)
     except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, AttestationError):
         return None
 
 
 def parse_quote(raw: bytes) -> Any:
-    """Returns a quote as the library parses it, of which nothing is verified. Raises AttestationError.
+    """Parses a quote with the library, and verifies nothing of it.
 
-    Raises UsageError if the library is not installed.
+    Raises:
+        AttestationError: the quote is too large, or none of TDX or SGX.
+        UsageError: the library dcap-qvl is not installed.
     """
     try:
         import dcap_qvl
@@ -187,14 +190,13 @@ def _verified_machine(library_claims: Mapping[str, Any], issue_date: str) -> Ver
         proven_claim("processor", f"an Intel processor with {'TDX' if is_tdx else 'SGX'}, quote of form {report_kind}")
     ]
     date = platform["tcb_level"]["tcbDate"][:10]
-    number = min(library_claims["tcb"]["eval_data_number"], library_claims["qe"]["tcb_eval_data_number"])
+    evaluation_number = min(library_claims["tcb"]["eval_data_number"], library_claims["qe"]["tcb_eval_data_number"])
+    levels = f"by the levels of {issue_date}, number {evaluation_number}"
     if status == UP_TO_DATE:
-        text = f"its firmware and microcode are up to date ({date}), by the levels of {issue_date}, number {number}"
+        text = f"its firmware and microcode are up to date ({date}), {levels}"
         claims.append(Claim("tcb", "affirming", "vendor states", text))
     else:
-        text = (
-            f"Intel calls its firmware and microcode {status} ({date}), by the levels of {issue_date}, number {number}"
-        )
+        text = f"Intel calls its firmware and microcode {status} ({date}), {levels}"
         claims.append(weak_claim("tcb", text, f"status {status}", "vendor states"))
     claims += [
         weak_claim("advisory", f"{advisory} applies", advisory, "vendor states")
@@ -219,5 +221,5 @@ def _verified_machine(library_claims: Mapping[str, Any], issue_date: str) -> Ver
     claims.append(unchecked_claim("image", "who built the measured image, and what it gives away"))
     return VerifiedMachine(
         "tdx" if is_tdx else "sgx", "", bytes.fromhex(report["report_data"]), measurements, machine_id, {}, status,
-        tuple(claims), eval_data_number=number,
+        tuple(claims), eval_data_number=evaluation_number,
     )  # fmt: skip

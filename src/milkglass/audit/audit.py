@@ -159,19 +159,35 @@ def read_examples(scene: Scene, audit_run: AuditRun, best: AttackResult | None, 
     """Returns up to MAX_EXAMPLES random texts as the strongest attack reads them; none if `best` is None."""
     if best is None:
         return ()
-    sent, sent_ids = scene.truth.tokens, () if scene.sends_states else [*scene.truth.sent]
     reading = audit_run.readings[best.adversary, best.attack]
-    ends = np.cumsum(sent.lengths)
-    selected = np.random.default_rng(seed).permutation(np.flatnonzero(sent.lengths > 4))[:MAX_EXAMPLES]
-    examples = []
-    for index in sorted(selected.tolist()):
-        token_range = slice(ends[index] - sent.lengths[index], ends[index])
-        is_counted = scene.truth.ordinary[sent.ids[token_range]]
-        true_ids, read_ids = sent.ids[token_range][is_counted], reading[token_range][is_counted]
-        pieces = joined_pieces(scene.truth.decode, read_ids.tolist(), true_ids.tolist())
-        ids = tuple(sent_ids[index].tolist()) if sent_ids else ()
-        examples.append(ReadExample(scene.truth.decode(true_ids), pieces, ids))
-    return tuple(examples)
+    examples = (read_example(scene, reading, index) for index in example_indices(scene, seed))
+    return tuple(example for example in examples if example is not None)
+
+
+def example_indices(scene: Scene, seed: int) -> list[int]:
+    """Returns the indices of up to MAX_EXAMPLES random texts of more than four tokens, ascending."""
+    lengths = scene.truth.tokens.lengths
+    selected = np.random.default_rng(seed).permutation(np.flatnonzero(lengths > 4))[:MAX_EXAMPLES]
+    return sorted(selected.tolist())
+
+
+def read_example(scene: Scene, reading: Ids, index: int | None) -> ReadExample | None:
+    """Returns one text as it was read, or None if `index` is None.
+
+    Args:
+        reading: (tokens,) the public ids that an attack reads.
+        index: the index of the text.
+    """
+    if index is None:
+        return None
+    tokens = scene.truth.tokens
+    end = int(tokens.lengths[: index + 1].sum())
+    token_range = slice(end - int(tokens.lengths[index]), end)
+    is_counted = scene.truth.ordinary[tokens.ids[token_range]]
+    true_ids, read_ids = tokens.ids[token_range][is_counted], reading[token_range][is_counted]
+    pieces = joined_pieces(scene.truth.decode, read_ids.tolist(), true_ids.tolist())
+    ids = () if scene.sends_states else tuple([*scene.truth.sent][index].tolist())
+    return ReadExample(scene.truth.decode(true_ids), pieces, ids)
 
 
 def joined_pieces(decode: Callable[[Ids], str], read_ids: list[int], true_ids: list[int]) -> tuple[TokenReading, ...]:

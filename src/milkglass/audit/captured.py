@@ -38,6 +38,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
+from milkglass.rows.labels import is_number
 from milkglass.rows.place import Place, text_of
 from milkglass.rows.tables import json_rows
 from milkglass.sequences import Ids, Sequences
@@ -46,10 +47,10 @@ from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Observation, Tokens, Weights
 
 SentKind = Literal["ids", "text", "vectors"]
-MAX_ID = 1 << 22  # ids must be lower
+ID_LIMIT = 1 << 22  # ids must be lower
 MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them is not taken for text
 MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
-MIN_MOVED_SHARE = 0.1  # of all tokens; fewer of the replaced words stand at another place by chance
+MIN_MOVED_SHARE = 0.1  # of all tokens: a smaller gain by moving tokens is taken for chance
 NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
 
 
@@ -104,9 +105,36 @@ def rows_within_limit(base: Checkpoint, rows: Sequence[CapturedRow]) -> tuple[li
 def _read_rows(path: Path) -> Iterator[CapturedRow]:
     for place, row in json_rows(path):
         text = text_of(place, row, "text")
-        if "sent" not in row:
+        if "sent" in row and "sent_file" in row:
+            raise CodecError(f"{place} has both sent and sent_file", "give one of them")
+        if "sent_file" in row:
+            yield CapturedRow(place, text, "vectors", _read_vectors(place, path.parent, row["sent_file"]))
+        elif "sent" in row:
+            yield CapturedRow(place, text, *_parse_sent(place, row["sent"]))
+        else:
             raise CodecError(f"{place} has no field sent", "give what the client sent: ids, text, or vectors")
-        yield CapturedRow(place, text, *_parse_sent(place, row["sent"]))
+
+
+def _read_vectors(place: Place, folder: Path, name: Any) -> NDArray[np.float32]:
+    """Returns the vectors (tokens, d) in a NumPy file beside the rows. Nothing in the file is executed.
+
+    Raises:
+        CodecError: the file is not in the folder of the rows, or holds no matrix of finite numbers.
+    """
+    hint = 'give "sent_file": "vectors-1.npy", a file beside the rows, written by numpy.save of an array (tokens, d)'
+    if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+        raise CodecError(f"{place} has a sent_file that is no file in the folder of the rows", hint)
+    try:
+        vectors = np.load(folder / name, allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        raise CodecError(f"{place}: its sent_file cannot be read as a NumPy array", hint) from None
+    if not isinstance(vectors, np.ndarray) or vectors.ndim != 2 or vectors.dtype.kind not in "fiu" or not vectors.size:
+        raise CodecError(f"{place}: its sent_file holds no matrix of numbers", hint)
+    with np.errstate(over="ignore"):
+        vectors = vectors.astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise CodecError(f"{place}: its sent_file holds numbers that are not finite, or beyond fp32", hint)
+    return vectors
 
 
 def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
@@ -114,7 +142,7 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
     if isinstance(value, str):
         return "text", value
     if isinstance(value, list) and value:
-        if all(type(number) is int and 0 <= number < MAX_ID for number in value):
+        if all(type(number) is int and 0 <= number < ID_LIMIT for number in value):
             return "ids", np.array(value, np.int64)
         width = len(value[0]) if isinstance(value[0], list) else 0
         is_matrix = all(isinstance(row, list) and len(row) == width for row in value) and width > 0
@@ -125,13 +153,19 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
     if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
         raise CodecError(
             f"{place}: what was sent is one list of {len(value):,} numbers, and not all are ids from 0 to "
-            f"{MAX_ID - 1:,}",
+            f"{ID_LIMIT - 1:,}",
             'is it a vector? give "sent": [[0.5, 1.0]], a list of vectors',
         )
     raise CodecError(
-        f"{place}: what was sent is no list of ids from 0 to {MAX_ID - 1:,}, no text, and no vectors of one length",
+        f"{place}: what was sent is no list of ids from 0 to {ID_LIMIT - 1:,}, no text, and no vectors of one length",
         'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]',
     )
+
+
+def _is_list_of_numbers(text: str) -> bool:
+    """Returns whether most pieces of a text, between blanks, commas and brackets, are numbers."""
+    pieces = text.translate(str.maketrans("[](),;", " " * 6)).split()
+    return 2 * sum(is_number(piece) for piece in pieces) > len(pieces) > 1
 
 
 def _finite_vectors(rows: list[list[float]]) -> NDArray[np.float32] | None:
@@ -251,7 +285,13 @@ class _SentTexts:
 
 @dataclass(frozen=True)
 class _CapturedClient:
-    """Computes what a client sent, in the public model's tokens, and what an attacker knows who ran that client."""
+    """Turns captured rows into what the server saw, and into the knowledge of an attacker who ran the client.
+
+    Attributes:
+        base: the public model whose tokenizer the client uses.
+        codec: encodes texts in the public model's ids.
+        layer: how many layers the client runs before it sends vectors.
+    """
 
     base: Checkpoint
     codec: Codec
@@ -265,7 +305,7 @@ class _CapturedClient:
         """
         original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
         if rows[0].kind == "vectors":
-            return self._vectors(rows, original)
+            return self._sent_vectors(rows, original)
         if rows[0].kind == "ids":
             sent = Sequences.of([row.sent for row in rows])
             places = [self._aligned_places(row, *ids) for row, *ids in zip(rows, original, sent, strict=True)]
@@ -279,13 +319,13 @@ class _CapturedClient:
         return _SentTexts(Tokens(sent), sent, original, origin.astype(np.int64))
 
     def _replaced_ids(self, row: CapturedRow) -> Ids:
-        """Returns the public ids of replaced text."""
+        """Returns the public ids of all that was sent in place of a text, which may be longer than the text."""
         if not row.sent.strip():
             return np.zeros(0, np.int64)
-        return np.asarray(self.codec.encode([row.sent], truncate=True).ids[0], np.int64)
+        return np.asarray(self.codec.tokenizer(row.sent, split_special_tokens=True)["input_ids"], np.int64)
 
     def _require_words(self, rows: Sequence[CapturedRow], sent: Sequences) -> None:
-        """Raises CodecError if what was sent is mostly no words that the public model knows, or nothing at all.
+        """Raises CodecError if many tokens are unknown, or if most rows were sent as nothing or with an overlong word.
 
         Attacks would read none of it, which says nothing of the client.
         """
@@ -294,6 +334,13 @@ class _CapturedClient:
         if 2 * len(empty_rows) > len(rows):
             counted = f"{len(empty_rows):,} of {len(rows):,} rows"
             raise CodecError(f"{empty_rows[0].place} has an empty text as sent, as have {counted}", hint)
+        listed_rows = [row for row in rows if _is_list_of_numbers(row.sent) and not _is_list_of_numbers(row.text)]
+        if 2 * len(listed_rows) > len(rows):
+            raise CodecError(
+                f"{listed_rows[0].place}: what was sent is numbers in quotation marks, as in {len(listed_rows):,} of "
+                f"{len(rows):,} rows",
+                'ids are a list without quotation marks, "sent": [1, 2], and vectors one of lists',
+            )
         unknown_share = float(np.mean(sent.ids == self.codec.tokenizer.unk_token_id)) if len(sent.ids) else 0.0
         if unknown_share > MAX_UNKNOWN_SHARE:
             raise CodecError(
@@ -334,21 +381,21 @@ class _CapturedClient:
             "give the model whose tokenizer the client uses with --model, and one id for each token",
         )
 
-    def _vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
+    def _sent_vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
         """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
         widths = {row.sent.shape[1] for row in rows}
         if len(widths) > 1:
             raise CodecError(f"vectors have {len(widths)} widths: {sorted(widths)}", "give what one client sent")
         lengths = np.array([len(row.sent) for row in rows], np.int64)
-        pooled = bool((lengths == 1).all())
+        is_pooled = bool((lengths == 1).all())
         for row, count, token_count in zip(rows, lengths.tolist(), original.lengths.tolist(), strict=True):
-            if not pooled and count != token_count:
+            if not is_pooled and count != token_count:
                 raise CodecError(
                     f"{row.place} has {count} vectors for a text of {token_count} tokens of {self.base.folder.name}",
                     "give one vector for each token, special ones too, or one for each text",
                 )
         hidden = torch.from_numpy(np.concatenate([row.sent for row in rows]))
-        return _SentTexts(Activations(hidden, lengths, self.layer, pooled), original, original, None)
+        return _SentTexts(Activations(hidden, lengths, self.layer, is_pooled), original, original, None)
 
     def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
         """Returns the fields of `Knowledge` of an attacker who ran the client on the other half of the rows."""
@@ -385,7 +432,14 @@ class _CapturedTexts:
         self._index_of = {ids.tobytes(): index for index, ids in enumerate(corpus)}
 
     def rows(self, texts: Sequences, lengths: Ids) -> tuple[Ids, Ids]:
-        """Returns the rows of these texts in an array of `lengths` rows a text, and how many each has.
+        """Finds the rows of captured texts in a flat array.
+
+        Args:
+            texts: the texts in public ids.
+            lengths: (captured texts,) how many rows of the array each captured text has.
+
+        Returns:
+            The rows of these texts, one text after another, and (texts,) how many each has.
 
         Raises:
             ValueError: a text was not captured: the client itself is not here.
@@ -421,14 +475,14 @@ def _places_in_text(pairs: Sequence[tuple[Ids, Ids]]) -> list[Ids]:
     matched = [_matched_places(*pair) for pair in pairs]
     reordered = [_with_moved_tokens(*pair, places) for pair, places in zip(pairs, matched, strict=True)]
 
-    def share_of(places_of_texts: Sequence[Ids]) -> float:
+    def unchanged_share(places_of_texts: Sequence[Ids]) -> float:
         equal = [
             sent[places[places != NO_BELIEF]] == token_ids[places != NO_BELIEF]
             for (token_ids, sent), places in zip(pairs, places_of_texts, strict=True)
         ]
         return sum(map(np.count_nonzero, equal)) / max(1, sum(len(token_ids) for token_ids, _ in pairs))
 
-    return reordered if share_of(reordered) - share_of(matched) > MIN_MOVED_SHARE else matched
+    return reordered if unchanged_share(reordered) - unchanged_share(matched) > MIN_MOVED_SHARE else matched
 
 
 def _with_moved_tokens(token_ids: Ids, sent: Ids, places: Ids) -> Ids:
@@ -476,7 +530,11 @@ def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:
     return inverse
 
 
-def digest(rows: Sequence[CapturedRow]) -> str:
+def rows_digest(rows: Sequence[CapturedRow]) -> str:
     """Returns the digest of captured rows, by which a stopped audit goes on."""
-    parts = (json.dumps([row.text, row.sent if isinstance(row.sent, str) else row.sent.tolist()]) for row in rows)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    hasher = hashlib.sha256()
+    for row in rows:
+        sent = row.sent.encode() if isinstance(row.sent, str) else row.sent.tobytes()
+        shape = [] if isinstance(row.sent, str) else list(row.sent.shape)
+        hasher.update(json.dumps([row.kind, row.text, shape, len(sent)]).encode() + sent)
+    return hasher.hexdigest()

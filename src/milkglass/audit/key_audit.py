@@ -76,6 +76,9 @@ def audit_key(
         attacks: the attacks by the names of their results. None: all of the catalogue.
         stage: receives the progress.
 
+    Returns:
+        The audit, which `out` holds as well.
+
     Raises:
         KeyFileError, ModelError, CodecError: a file cannot be opened or read.
         UsageError: there is too little text, or `out` holds another audit.
@@ -96,7 +99,7 @@ def audit_key(
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     paths = {name: None if source is None else source.path for name, source in sources.items()}
     columns = [[file.text, file.label, file.pair, file.delimiter, file.skip_empty] for file in given_sources]
-    settings = {**identity(unlocked, paths, transcript_path, rows, seed), "columns": columns}
+    settings = {**audit_identity(unlocked, paths, transcript_path, rows, seed), "columns": columns}
 
     def build_scene(stage: Stage) -> Scene:
         audit_files = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
@@ -120,13 +123,19 @@ def audit_key(
 
 
 # --- the steps, which the command line shares -------------------------------------------------------------------------
-def identity(
-    unlocked: UnlockedKey, texts: Mapping[str, Path | None], transcript: Path | None, rows: int | None, seed: int
+def audit_identity(
+    unlocked: UnlockedKey, text_files: Mapping[str, Path | None], transcript: Path | None, rows: int | None, seed: int
 ) -> dict[str, Any]:
-    """Returns what must be unchanged for a stopped audit to resume."""
+    """Returns what must be unchanged for a stopped audit to resume.
+
+    Args:
+        text_files: the files "text", "public" and "known". None: no such file.
+        transcript: what a server recorded. None: nothing.
+        rows: how many texts are read. None: all.
+    """
     return {
         "key": unlocked.key.identifier,
-        **{name: None if path is None else files.sha256(path) for name, path in texts.items()},
+        **{name: None if path is None else files.sha256(path) for name, path in text_files.items()},
         "transcript": None if transcript is None else transcript_file.digest(transcript),
         "rows": rows,
         "seed": seed,
@@ -152,12 +161,13 @@ def open_scene(
     Raises:
         UsageError: the folder holds the work of another audit.
     """
-    audit_identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
+    full_identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
+    # An audit from before LATER_ATTACK_NAMES existed can be resumed as well
     earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in LATER_ATTACK_NAMES]
     earlier_identity = {**settings, "attacks": earlier_attacks}
     scene = build_scene(stage)
     # After the scene: a text that cannot be read leaves nothing behind
-    return scene, ResumeStore.open(out / "work", audit_identity, earlier_identity)
+    return scene, ResumeStore.open(out / "work", full_identity, earlier_identity)
 
 
 def run_and_write(
@@ -166,12 +176,18 @@ def run_and_write(
     out: Path,
     budget: Budget,
     seed: int,
-    progress: Callable[[AttackResult], None],
+    on_result: Callable[[AttackResult], None],
     attacks: Mapping[str, Attack] = ATTACKS,
     on_begin: Callable[[str], None] = lambda activity: None,
 ) -> tuple[Audit, Path]:
-    """Runs the attacks and writes the report. Returns the report and its page."""
-    result = audit(scene, attacks, resume_store, budget, seed, progress, on_begin)
+    """Runs the attacks and writes the report. Returns the report and the path of its page.
+
+    Args:
+        out: the folder of the audit.
+        on_result: receives the result of each attack as soon as it is known.
+        on_begin: receives the title of each attack when it begins, and then what is measured.
+    """
+    result = audit(scene, attacks, resume_store, budget, seed, on_result, on_begin)
     page = write(result, out)
     if not result.unfinished:
         resume_store.remove()
@@ -192,7 +208,7 @@ def limit_threads() -> Iterator[None]:
 def note_in_usage(key: Path, result: Audit) -> None:
     """Notes the audit's figures beside the key.
 
-    The key's budget is updated only if it was measured for every attacker.
+    The key's text budget (how much text may be sent) is updated only if it was measured for every attacker.
     """
     best, nan = result.best, float("nan")
     figures = (nan, nan) if best is None else (best.value("tokens top-1"), best.value("content top-1"))

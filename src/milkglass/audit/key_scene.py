@@ -30,7 +30,7 @@ from milkglass.client.data.texts import PrivateTexts, read_encoded, token_pieces
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_of
-from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
+from milkglass.client.obfuscate.scramble import scrambled_configs, scrambled_tensors
 from milkglass.errors import KeyForOtherModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -101,11 +101,11 @@ class AttackerText:
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
 def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, ClusterReport]:
     """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and what the scheme promises."""
-    replaced = replace_tensors(base, architecture_of(base), key, stage)
-    changed = {name: rows.block(0, replaced.base.tensors[name].shape[0]) for name, rows in replaced.tensors.items()}
+    scrambled = scrambled_tensors(base, architecture_of(base), key, stage)
+    changed = {name: rows.block(0, scrambled.base.tensors[name].shape[0]) for name, rows in scrambled.tensors.items()}
     config = scrambled_configs(base, key).config
-    promise = replace(replaced.mixture.cluster_report(scheme_of(key).k), condition=replaced.condition_number)
-    return Model(overlay_tensors(StoredTensors(replaced.base), changed), config), promise
+    promise = replace(scrambled.mixture.cluster_report(scheme_of(key).k), condition=scrambled.condition_number)
+    return Model(overlay_tensors(StoredTensors(scrambled.base), changed), config), promise
 
 
 # --- from files -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.attacks.records.sizes import Sizes
+from milkglass.attacks.records.sizes import RecordSizes
 from milkglass.errors import CodecError, EmptyText
 from milkglass.metrics.interval import Interval
 from milkglass.rows.place import Place, text_of
@@ -71,7 +71,7 @@ class EncryptedAnswers:
         knowledge = Knowledge(
             recordings=Recordings(self._records(recorded), labels, _select(self.token_lengths, recorded))
         )
-        guess = Sizes()(Transcript((self._records(attacked),), 1), knowledge, budget, np.random.default_rng(seed))
+        guess = RecordSizes()(Transcript((self._records(attacked),), 1), knowledge, budget, np.random.default_rng(seed))
         no_tokens = np.zeros(1, np.bool_)
         truth = Truth(
             np.zeros(1, np.int64), no_tokens, no_tokens, lambda ids: "", Sequences.of([]),

@@ -174,11 +174,11 @@ async def request_evidence(url: str, authority: Path | None, rules: Policy | Non
         raise UsageError(f"{url} is no https address", "evidence is bound to a TLS key: give https://HOST:PORT")
     provider = "milkglass" if rules is None else rules.evidence
     nonce, now, host = secrets.token_bytes(NONCE_BYTES), datetime.now(UTC), urlsplit(url).hostname or ""
-    spki, raw = await channel.request_evidence(url.rstrip("/"), nonce, authority, provider)
-    hardware = read_evidence(provider, raw, spki, nonce, host, now)
-    if hardware.spki_digest != spki or (hardware.nonce != nonce and provider != "tinfoil"):
+    spki_digest, raw = await channel.request_evidence(url.rstrip("/"), nonce, authority, provider)
+    hardware = read_evidence(provider, raw, spki_digest, nonce, host, now)
+    if hardware.spki_digest != spki_digest or (hardware.nonce != nonce and provider != "tinfoil"):
         raise AttestationError("binding", "the evidence names another key or another nonce than this connection's")
-    return replace(hardware, spki_digest=spki, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}"), nonce
+    return replace(hardware, spki_digest=spki_digest, recorded=f"{now:%Y-%m-%dT%H:%M:%SZ}"), nonce
 
 
 @attest_commands.command(short_help="Note the machine that answers now in the policy's lock file.")
@@ -253,8 +253,8 @@ def release(
     sealing_keys = list[bytes]()
     judged_by_policy = channels.make_verifier(rules, pinned, collateral_files)
 
-    def verify(document: bytes, spki: bytes, nonce: bytes) -> Verdict:
-        verdict = judged_by_policy(document, spki, nonce)
+    def verify(document: bytes, spki_digest: bytes, nonce: bytes) -> Verdict:
+        verdict = judged_by_policy(document, spki_digest, nonce)
         sealing_keys.append(evidence.HardwareEvidence.parse(document).sealing_key)
         return verdict
 

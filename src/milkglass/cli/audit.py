@@ -127,31 +127,36 @@ def audit(
     refuse_unused("without --captured", {"--layer": layer or None, "--server-model": server_model})
     model = options.model
     options.require()
-    texts = {"text": text, "public": public, "known": known}
-    require_audit(out, budget, *texts.values())
+    text_files = {"text": text, "public": public, "known": known}
+    require_audit(out, budget, *text_files.values())
     if rows is not None and rows < 20:
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     unlocked = options.open()
     unlocked.key.require_whole()
     with report_activity(as_json):
-        _audit_key(context, unlocked, model, texts, server_transcript, out, budget, rows, seed, columns, as_json)
+        _audit_key(context, unlocked, model, text_files, server_transcript, out, budget, rows, seed, columns, as_json)
 
 
 def _audit_key(
-    context: typer.Context, unlocked: UnlockedKey, model: str | None, texts: Mapping[str, Path | None],
+    context: typer.Context, unlocked: UnlockedKey, model: str | None, text_files: Mapping[str, Path | None],
     server_transcript: Path | None, out: Path, budget: str, rows: int | None, seed: int, columns: ColumnOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Audits an opened key, and prints the report. The arguments are the options of `audit`.
 
     Args:
-        texts: the files "text", whose texts are attacked, "public" and "known", which an attacker has. None: no file.
+        text_files: the files "text", whose texts are attacked, "public" and "known", which an attacker has. None: no
+            file.
     """
-    text = texts["text"]
+    text = text_files["text"]
     assert text is not None
-    sources = columns.read_texts(text), columns.read_optional(texts["public"]), columns.read_optional(texts["known"])
+    sources = (
+        columns.read_texts(text),
+        columns.read_optional(text_files["public"]),
+        columns.read_optional(text_files["known"]),
+    )
 
-    from milkglass.audit.key_audit import identity, note_in_usage
+    from milkglass.audit.key_audit import audit_identity, note_in_usage
     from milkglass.audit.key_scene import AuditFiles, key_scene
     from milkglass.client.codec.codec import codec_of
     from milkglass.models.resolve import resolve
@@ -160,12 +165,12 @@ def _audit_key(
     codec = codec_of(unlocked, model)
     folder = resolve(model or unlocked.key.info.model)
     server_record = None if server_transcript is None else transcript_file.load(server_transcript)
-    audit_identity = {**identity(unlocked, texts, server_transcript, rows, seed), **columns.changed_fields()}
+    full_identity = {**audit_identity(unlocked, text_files, server_transcript, rows, seed), **columns.changed_fields()}
 
     def build_scene(stage: Stage) -> Scene:
         return key_scene(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
 
-    finished_audit = run_audit(build_scene, audit_identity, out, budget, seed, as_json)
+    finished_audit = run_audit(build_scene, full_identity, out, budget, seed, as_json)
     note_in_usage(unlocked.path, finished_audit[0])
     print_audit(context, finished_audit, out, as_json)
 
@@ -181,7 +186,7 @@ def audit_captured(
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path)
-    from milkglass.audit.captured import digest, read_captured, rows_within_limit, scene_of
+    from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
 
     all_rows = read_captured(path)
     if layer and all_rows[0].kind != "vectors":
@@ -199,22 +204,22 @@ def audit_captured(
     served_model = None if server_model is None else open_original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
-    audit_identity = {"captured": digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
-    audit_identity |= {} if served_model is None else {"served": served_model.digest()}
+    full_identity = {"captured": rows_digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
+    full_identity |= {} if served_model is None else {"served": served_model.digest()}
     finished_audit = run_audit(
-        lambda stage: scene_of(base, rows, seed, layer, served_model), audit_identity, out, budget, seed, as_json
+        lambda stage: scene_of(base, rows, seed, layer, served_model), full_identity, out, budget, seed, as_json
     )
     print_audit(context, finished_audit, out, as_json)
 
 
-def require_audit(out: Path, budget: str, *texts: Path | None) -> None:
+def require_audit(out: Path, budget: str, *text_files: Path | None) -> None:
     """Checks files and places before long work starts.
 
     Raises:
         UsageError: a text is not a file, the budget is no time, or the audit cannot be written or would overwrite
             another.
     """
-    for path in texts:
+    for path in text_files:
         if path is not None:
             require_file(path, "give a file with a text a line")
     preflight.require_audit(out, budget)
@@ -253,14 +258,14 @@ def run_audit(
     with bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned_count(scene, ATTACKS))
 
-        def progress(result: AttackResult) -> None:
+        def on_result(result: AttackResult) -> None:
             advance(1)
             if not as_json and result.state != "does not apply":
                 note(f"  {result_line(result)}")
 
         with note_resumption(resume_store.folder), limit_threads():
             audit_and_page = run_and_write(
-                scene, resume_store, out, whole_budget, seed, progress, on_begin=set_activity
+                scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity
             )
             return *audit_and_page, larger_budget(time_estimate, budget)
 
@@ -327,7 +332,7 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
             rows.append((label, result.adversary, *shares))
         elif "bag f1" in result.measures:
             rows.append(
-                (label, result.adversary, f"words of a text, F1 {percent(result.value('bag f1'), digits=1)}", "")
+                (label, result.adversary, f"words of a text, F1 {percent(result.value('bag f1'), decimals=1)}", "")
             )
     return "\n".join(
         [

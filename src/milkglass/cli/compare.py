@@ -13,6 +13,7 @@ from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, n
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, table
 from milkglass.errors import UsageError
+from milkglass.files import require_writable
 from milkglass.progress import duration_text, heartbeat
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
@@ -143,16 +144,19 @@ def compare(
             raise UsageError(f"{folder} is a file, not a folder", f"give another {option}")
     require_apart(kept_folder, out, cells)
     require_free(kept_folder)
+    for folder in (out, kept_folder, cells):
+        require_writable(folder)
     public_texts = [] if public is None else [row.text for row in read_texts(columns.other_file(public))]
 
     def report_skipped(name: str, summary: Summary) -> None:
         note_skipped(name, summary.blank_count, summary.empty_count)
 
-    prepared = prepare(
-        lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,
-        text_length=QUICK_TEXT_TOKENS if quick else TEXT_TOKENS, max_rows=QUICK_ROW_COUNT if quick else None,
-        report_skipped=report_skipped,
-    )  # fmt: skip
+    with heartbeat(note):
+        prepared = prepare(
+            lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,
+            text_length=QUICK_TEXT_TOKENS if quick else TEXT_TOKENS, max_rows=QUICK_ROW_COUNT if quick else None,
+            report_skipped=report_skipped,
+        )  # fmt: skip
     rows = prepared.rows
     selected_ways = choose_ways(names, quick, everything, rows.task, prepared.base)
     for file in (data_file, held_out):

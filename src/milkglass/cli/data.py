@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
+MAX_QUOTED_SHARE = 0.02  # of the texts of a TSV; if more stand in quotation marks, it is said
 MAX_UNSAID_DIFFERENCE = 0.1  # of right answers; rows that tell only larger differences are pointed out
 
 
@@ -93,11 +94,13 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
     count = write_examples(reader(source, on_blank=blank.append, on_empty=empty.append), out, max_count=max_rows)
     note_skipped(source.name, len(blank), len(empty))
-    columns_read = f"; {source.columns_read()}" if source.suffix != ".txt" else ""
-    emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_read}")
+    columns_text = f"; {source.columns_text()}" if source.suffix != ".txt" else ""
+    emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_text}")
     if as_json or reader is not read_examples:
         return
     summary = summarise(out)
+    if warning := _quotes_warning(source, out):
+        note(warning)
     if summary.labels:
         note(classes_text(summary))
         if warning := label_warning(summary):
@@ -111,6 +114,23 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
         note(warning)
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out, different_count))
+
+
+def _quotes_warning(source: DataFile, out: Path) -> str:
+    """Returns a warning if many texts of a TSV stand in quotation marks, as a spreadsheet writes them, else ""."""
+    from milkglass.rows.examples import read_examples
+    from milkglass.rows.tables import quotes_are_text
+
+    if not quotes_are_text(source.path, source.delimiter or "\t"):
+        return ""
+    texts = [row.text for row in read_examples(out)]
+    quoted_count = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in texts)
+    if quoted_count < MAX_QUOTED_SHARE * len(texts):
+        return ""
+    return (
+        f"warning: {quoted_count:,} of {len(texts):,} texts begin and end with quotation marks, which are part of the "
+        "text in a TSV; if a spreadsheet wrote them, save the file as CSV"
+    )
 
 
 def _few_rows_warning(different_count: int) -> str:

@@ -207,7 +207,7 @@ def audit(
     """
     from milkglass.cli.audit import print_audit, require_audit, run_audit
     from milkglass.enclave import folder as enclave_folder
-    from milkglass.enclave.lists import RnmSettings
+    from milkglass.enclave.token_sanitizer import RnmSettings
 
     if no_sanitize:
         refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
@@ -248,7 +248,7 @@ def open_split_text(options: SplitOptions, server_options: ServerOptions) -> Ite
     if options.enclave is None:
         raise UsageError("--split needs --enclave", "milkglass split enclave build URL --out FOLDER makes one")
     from milkglass.enclave import folder as enclave_folder
-    from milkglass.enclave.lists import RnmSettings
+    from milkglass.enclave.token_sanitizer import RnmSettings
     from milkglass.split.decoder.engines import PromptEmbedsEngine
     from milkglass.split.decoder.text import ANSWER_WARNING, SplitText
 
@@ -276,7 +276,9 @@ def open_split_text(options: SplitOptions, server_options: ServerOptions) -> Ite
         yield split_text
 
 
-def generate_split(split_text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool) -> None:
+def print_split_answer(
+    split_text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
+) -> None:
     """Prints how much of a sanitized prompt is replaced, then the answer as it is generated, or whole as JSON."""
     unchanged_count = sanitized.private_count - sanitized.changed_count
     note(

@@ -126,11 +126,11 @@ def prepare_sites(
 
     Raises UsageError if the interrupted run had other settings, or the sites' files have changed.
     """
-    from milkglass.federated.ghost_stage import begin, remove_finished
+    from milkglass.federated.ghost_stage import begin_or_continue_run, remove_finished
     from milkglass.federated.prepare import prepare_site, require_match
     from milkglass.rows.examples import summarise
 
-    begin(out_folder, files, seed)
+    begin_or_continue_run(out_folder, files, seed)
     unfinished_files = {name: path for name, path in files.items() if not (out_folder / name).exists()}
     for name in files:
         if name not in unfinished_files:
@@ -146,18 +146,18 @@ def prepare_sites(
             )
 
 
-def _note_site_resumption(site: Path, is_plain: bool) -> AbstractContextManager[None]:
+def _note_site_resumption(site_folder: Path, is_plain: bool) -> AbstractContextManager[None]:
     """Prints that an interrupted preparation goes on. Returns a context that prints where an interruption leaves it.
 
     Args:
-        site: the folder to prepare.
+        site_folder: the folder to prepare.
         is_plain: whether the texts do not pass through GHOST. Nothing is resumed then.
     """
     from milkglass.federated.ghost_stage import parts_folder
 
-    parts = parts_folder(site)
+    parts = parts_folder(site_folder)
     if parts.is_dir() and not is_plain:
-        note(f"site {site.name}: going on with an interrupted preparation")
+        note(f"site {site_folder.name}: going on with an interrupted preparation")
     return note_resumption(parts)
 
 

@@ -124,30 +124,30 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
     from milkglass.federated.prepare import require_name
 
     require_name(site)
-    sites = run / "sites"
-    if rows is not None or (sites / site).is_dir():
+    sites_folder = run / "sites"
+    if rows is not None or (sites_folder / site).is_dir():
         return
-    if _was_interrupted(sites, site):
+    if _was_interrupted(sites_folder, site):
         raise UsageError(
             f"{run} has no rows of a site {site}: the preparation of its sites was interrupted",
             "run the same `milkglass federated run` command again",
         )
-    folders = sites.iterdir() if sites.is_dir() else []
+    folders = sites_folder.iterdir() if sites_folder.is_dir() else []
     # A folder whose name begins with a dot is temporary
     names = sorted(folder.name for folder in folders if folder.is_dir() and not folder.name.startswith("."))
     hint = f"its sites: {', '.join(names)}" if names else "give the site's prepared folder with --rows"
     raise UsageError(f"{run} has no rows of a site {site}", hint)
 
 
-def _was_interrupted(sites: Path, site: str) -> bool:
+def _was_interrupted(sites_folder: Path, site: str) -> bool:
     """Returns whether a run began with this site and was interrupted before the site's rows were complete."""
-    from milkglass.federated.ghost_stage import RECORD_FILE, parts_folder
+    from milkglass.federated.ghost_stage import RUN_RECORD_FILE, parts_folder
     from milkglass.models.checkpoint import read_json
 
-    if parts_folder(sites / site).is_dir():
+    if parts_folder(sites_folder / site).is_dir():
         return True
     try:
-        return site in read_json(sites / RECORD_FILE)["sites"]
+        return site in read_json(sites_folder / RUN_RECORD_FILE)["sites"]
     except (CorruptCheckpoint, OSError, KeyError, TypeError):
         return False  # `federated run` reports a damaged record
 

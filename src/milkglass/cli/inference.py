@@ -179,7 +179,7 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.enclave import generate_split, open_split_text, sanitize_prompt, split_sampling
+        from milkglass.cli.enclave import open_split_text, print_split_answer, sanitize_prompt, split_sampling
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
@@ -188,7 +188,7 @@ def generate(
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
         with report_activity(as_json), open_split_text(split, server) as split_text:
             sanitized = sanitize_prompt(split_text, text, system, chat_template, instruction, sampling)
-            generate_split(split_text, sanitized, sampling, as_json)
+            print_split_answer(split_text, sanitized, sampling, as_json)
         return
     if model_id is None or instruction:
         missing = "--instruction is for --split" if instruction else "the model's id is missing"

@@ -31,7 +31,7 @@ from milkglass.cli.ui.options import (
 )
 from milkglass.cli.ui.passphrase import open_with_passphrase
 from milkglass.cli.ui.terminal import INTERRUPT_EXIT_CODE, note, note_after_interrupt, report_activity, say
-from milkglass.cli.ui.tls import TlsCertificate, TlsKey, client_url, require_private, require_tls
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, check_tls_files, client_url, require_tls_or_loopback
 from milkglass.errors import UsageError
 from milkglass.system import is_loopback
 
@@ -94,8 +94,8 @@ class EndpointOptions:
             raise UsageError(
                 f"listening on {self.host} without an API key would let anyone there use your key", "leave --open out"
             )
-        require_private(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
-        require_tls(self.cert, self.tls_key)
+        require_tls_or_loopback(self.host, self.cert, self.insecure_http, "texts, answers and the API key")
+        check_tls_files(self.cert, self.tls_key)
         token = None if any_key else secrets.token_urlsafe(API_KEY_BYTES)
         if self.api_key_file is not None:
             require_file(self.api_key_file, "write a long random word into it")
@@ -359,7 +359,7 @@ def ui(
         startup.close()
         base = client_url(url, endpoint.cert)
         page.access.report_code = lambda code: say(f"milkglass ui: it is open; for another tab open {base}/#{code}")
-        say(f"milkglass ui: open {base}/#{page.access.code}")
+        say(f"milkglass ui: open {base}/#{page.access.one_time_code}")
         note(f"applications: {endpoint.client_line(url, address)}; models: {', '.join(models)}")
 
     try:

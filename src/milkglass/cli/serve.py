@@ -12,7 +12,7 @@ import typer
 
 from milkglass.cli.ui.options import command_line_options, read_token, refuse_unused
 from milkglass.cli.ui.terminal import note
-from milkglass.cli.ui.tls import TlsCertificate, TlsKey, require_private, require_tls
+from milkglass.cli.ui.tls import TlsCertificate, TlsKey, check_tls_files, require_tls_or_loopback
 from milkglass.errors import UsageError
 from milkglass.server.settings import Limits, require_token
 from milkglass.system import is_loopback
@@ -127,8 +127,8 @@ def serve(
         "--receive": receive, "--receive-from": receive_from,
     }  # fmt: skip
     refuse_unused("without --attested", attested_options)
-    require_private(host, cert, insecure_http, "the token")
-    require_tls(cert, tls_key)
+    require_tls_or_loopback(host, cert, insecure_http, "the token")
+    check_tls_files(cert, tls_key)
     base_folders = tuple(map(_base_folder, base_models or ()))
     optional_limits: dict[str, Any] = {
         "max_prompt_tokens": max_prompt_tokens,
@@ -172,7 +172,15 @@ def _base_folder(ref: str) -> Path:
 
 @dataclass(frozen=True)
 class FrontAddress:
-    """Says where an attested server listens, and with which certificate and limits."""
+    """Says where an attested server listens, and with which certificate and limits.
+
+    Attributes:
+        host: the name or address of the interface to listen on.
+        port: 0 takes any free port.
+        tls_certificate: a PEM file. None: none was given, which `_serve_attested` refuses.
+        tls_key: the certificate's key.
+        connections: limits of connections and requests.
+    """
 
     host: str
     port: int
@@ -182,7 +190,7 @@ class FrontAddress:
 
 
 def _serve_attested(
-    address: FrontAddress, engine: str | None, software: bool, gpus: bool, collateral: Path | None,
+    address: FrontAddress, engine: str | None, is_simulated: bool, with_gpus: bool, collateral: Path | None,
     release_settings: tuple[Path, str] | None, token_file: Path | None,
 ) -> None:  # fmt: skip
     """Serves evidence for the TLS key, and forwards requests to an engine on this machine.
@@ -190,8 +198,8 @@ def _serve_attested(
     Args:
         address: where the server listens, and its certificate.
         engine: the engine's address, on this machine. None: there is no engine.
-        software: whether the evidence comes from software, which proves nothing.
-        gpus: whether the evidence covers NVIDIA GPUs too.
+        is_simulated: whether the evidence comes from software, which proves nothing.
+        with_gpus: whether the evidence covers NVIDIA GPUs too.
         collateral: the folder of the hardware makers' signed files, which are handed out with the evidence.
         release_settings: the folder for released files, and the digest of their sender's token. None: no file is
             accepted.
@@ -205,7 +213,7 @@ def _serve_attested(
             "--attested needs --cert and --tls-key: evidence is bound to the TLS key",
             "make them inside the machine, so that the key never leaves it",
         )
-    require_tls(address.tls_certificate, address.tls_key)
+    check_tls_files(address.tls_certificate, address.tls_key)
     if engine is not None and not is_loopback(urlsplit(engine).hostname or ""):
         raise UsageError(f"{engine} is not on this machine", "the engine must listen on 127.0.0.1, inside the machine")
     token = None if token_file is None else require_token(read_token(token_file) or "")
@@ -216,17 +224,21 @@ def _serve_attested(
     from milkglass.attest.sources import EvidenceSource, Software, Tsm, collateral_reader, read_nvml_evidence
     from milkglass.server import process
 
-    hardware = Software() if software else Tsm()
+    hardware = Software() if is_simulated else Tsm()
     vault = None if release_settings is None else Vault.new(*release_settings)
     sealing_key = b"" if vault is None else vault.public_key
-    source = EvidenceSource(hardware, read_nvml_evidence if gpus else None, sealing_key, collateral_reader(collateral))
-    spki = spki_digest_of_file(address.tls_certificate)
-    source.evidence(spki, bytes(32))  # fails here, and not at the first request, if the machine gives no evidence
-    if software:
+    source = EvidenceSource(
+        hardware, read_nvml_evidence if with_gpus else None, sealing_key, collateral_reader(collateral)
+    )
+    spki_digest = spki_digest_of_file(address.tls_certificate)
+    source.evidence(
+        spki_digest, bytes(32)
+    )  # fails here, and not at the first request, if the machine gives no evidence
+    if is_simulated:
         note(NOT_ATTESTED)
     process.prepare()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO it logs each forwarded request
-    front = Front(source, spki, engine, vault, address.connections, token)
+    front = Front(source, spki_digest, engine, vault, address.connections, token)
     process.run(
         front.app(),
         address,

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.compare.chat_rows import ChatRows, prompt_messages
+from milkglass.deadline import until
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
@@ -142,7 +143,7 @@ def decoder_cell(
         "training": training.model_dump() if is_tuned else {"max_length": training.max_length},
         "seed": seed,
     }
-    with cell_folder(cells, identity, log) as folder:
+    with until(deadline), cell_folder(cells, identity, log) as folder:
         client, server = load_or_split(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.audit import read_examples
+from milkglass.audit.audit import example_indices, read_example
 from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import limit_threads
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.report.result import ReadExample
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
@@ -61,14 +60,16 @@ def reading_of(
         finished = run(scene, attacks, ResumeStore.open(folder, identity), budget, setting.seed, progress)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
-    is_cut = any(result.cut or result.state == "not run" for result in finished.results)
+    failed = [result for result in finished.results if result.state == "failed"]
+    is_cut = bool(failed) or any(result.cut or result.state == "not run" for result in finished.results)
+    faults = tuple(f"{result.title} failed, and may read more: {result.reason}" for result in failed)
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut),)
-        reading = Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=bag)
+        reading = Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=(*bag, *faults))
         return _with_guessing(reading, scene)
-    examples = read_examples(scene, finished, best, setting.seed)
+    example = read_example(scene, finished.readings[best.adversary, best.attack], _example_index(scene, setting.seed))
     masks = dict[str, float]()
     if isinstance(cell.client, MaskingClient):
         masks = _masks(scene, cell.client, private, list(finished.readings.values()))
@@ -79,7 +80,7 @@ def reading_of(
         shares = [result.by_class[word_class] for result in finished.results if word_class in result.by_class]
         return max(shares, key=lambda share: share.value, default=None)
 
-    more = _masks_in_words(masks, is_cut)
+    more = (*_masks_in_words(masks, is_cut), *faults)
     if not has_shares and tokens is not None:
         noun = "content word" if "name" in best.by_class else "name or content word"
         share = percent(tokens.value, is_cut)
@@ -87,14 +88,25 @@ def reading_of(
     reading = Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_shares else None,
         most_read("name"), most_read("number"), cut=is_cut, work=budget.seconds, clock=clock, more=more,
-        masks=masks, example=max(examples, key=_worth_of_example, default=None),
+        masks=masks, example=example,
     )  # fmt: skip
     return _with_guessing(reading, scene)
 
 
-def _worth_of_example(example: ReadExample) -> tuple[bool, int]:
-    """Returns how much an example shows: more if something in it was not read, and if it is longer."""
-    return example.right_count < len(example.pieces), len(example.original)
+def _example_index(scene: Scene, seed: int) -> int | None:
+    """Returns the index of the text that is shown as attackers read it, the same for every way; None if there is none.
+
+    Of some random texts it is the one with most tokens of names and numbers, then the longest.
+    """
+    tokens, texts = scene.truth.tokens, scene.texts
+    ends = np.cumsum(tokens.lengths)
+
+    def worth(index: int) -> tuple[int, int]:
+        places = slice(ends[index] - tokens.lengths[index], ends[index])
+        shown = 0 if texts is None else int((texts.is_name[places] | texts.is_number[places]).sum())
+        return shown, int(tokens.lengths[index])
+
+    return max(example_indices(scene, seed), key=worth, default=None)
 
 
 def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
@@ -107,7 +119,8 @@ def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
     has_numbers = texts is None or bool(texts.is_number.any())
     content, names, numbers = (everything if has else None for has in (has_content, has_names, has_numbers))
     more = () if has_content else ("100 % of all tokens; no content word was recognised in the texts",)
-    return Reading(ALL_READ, "", everything, content, names, numbers, more=more)
+    example = read_example(scene, truth.tokens.ids, _example_index(scene, setting.seed))
+    return Reading(ALL_READ, "", everything, content, names, numbers, more=more, example=example)
 
 
 def _content_ids(scene: Scene) -> NDArray[np.bool_]:
@@ -167,14 +180,14 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
             share, count = masks[f"{noun}s left"], masks[f"{noun} tokens"]
             words.append(f"{percent(share)} of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
-        share_text = percent(masks["masks guessed"], is_cut, digits=1)
+        share_text = percent(masks["masks guessed"], is_cut, decimals=1)
         words.append(f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed")
     return tuple(words)
 
 
 def _bag_in_words(score: Interval, is_cut: bool) -> str:
     """Returns how many words are named, with an interval, or as "at least" if attacks ended before they were done."""
-    value = percent(score.value, is_lower_bound=True, digits=1) if is_cut else str(score)
+    value = percent(score.value, is_lower_bound=True, decimals=1) if is_cut else str(score)
     return f"words named without their order: F1 {value}"
 
 

@@ -250,6 +250,12 @@ def unsanitized_share(examples: Sequence[Example]) -> float:
     return 1 - user_words / max(1, words, user_words)
 
 
+def has_tools(rows: ComparisonRows) -> bool:
+    """Returns whether a conversation offers tools to the model, or has a call of one."""
+    chats = rows.chats if isinstance(rows, ChatRows) else ()
+    return any(chat.tools or any(message.get("tool_calls") for message in chat.messages) for chat in chats)
+
+
 def prompt_messages(example: Example) -> tuple[Message, ...]:
     """Returns a conversation without its last answer."""
     return example.messages[:-1]

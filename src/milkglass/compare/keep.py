@@ -12,6 +12,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
 from milkglass import files
 from milkglass.client import alone
 from milkglass.compare.chat_rows import TASK
@@ -44,8 +47,17 @@ def require_free(folder: Path) -> None:
     """Raises UsageError if a folder holds something else than a kept model, which a model would replace."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder with --keep")
-    if folder.is_dir() and not (folder / MARK).is_file() and any(folder.iterdir()):
+    if not folder.is_dir():
+        return
+    if not (folder / MARK).is_file() and any(folder.iterdir()):
         raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
+    model_files = (MARK, "config.json", *TOKENIZER_FILES, alone.LINEAR_FILE)
+    for path in sorted(folder.iterdir()):
+        if path.name not in model_files and not path.name.endswith((".safetensors", ".index.json")):
+            raise UsageError(
+                f"{folder} holds {path.name} beside a kept model, which another model would replace",
+                "move it elsewhere, or give a new folder with --keep",
+            )
 
 
 def require_apart(kept_folder: Path, out: Path, cells: Path) -> None:
@@ -82,20 +94,39 @@ def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: M
     require_free(folder)
     if answer.cell is None and answer.model is None:
         return
-    shutil.rmtree(folder, ignore_errors=True)
     names = list(setting.rows.names)
-    with files.new_dir(folder) as partial:
+    with files.new_dir(folder, replaces=True) as partial:
         if answer.model is not None:
             alone.save(answer.model, names, partial)
         else:
             _write_model(answer, setting, names, partial)
         scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
+        if scale is not None and answer.model is None and _fold_scale(partial, scale):
+            scale = None
         mark = {
             "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
             "scale": None if scale is None else scale.document(), "pairs": setting.rows.train.pairs is not None,
             **origin,
         }  # fmt: skip
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
+
+
+def _fold_scale(folder: Path, scale: Scale) -> bool:
+    """Puts the scale of the scores into a model's last layer, so that any library gives scores in the user's unit.
+
+    Returns:
+        Whether the model has such a layer: one number out, with a bias, in fp32.
+    """
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, bias in tensors.items():
+            weight_name = f"{name.removesuffix('.bias')}.weight"
+            if name.endswith(".bias") and bias.shape == (1,) and bias.dtype == np.float32 and weight_name in tensors:
+                tensors[weight_name] = (tensors[weight_name] * scale.spread).astype(np.float32)
+                tensors[name] = (bias * scale.spread + scale.mean).astype(np.float32)
+                save_file(tensors, path, metadata={"format": "pt"})
+                return True
+    return False
 
 
 def _write_model(answer: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:

@@ -13,6 +13,7 @@ from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training import MIN_REPORTS, cut_words, token_ids, unknown_words
 from milkglass.device import training_dtype
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked_summary
 from milkglass.server.jobs.needs import ModelSizes
@@ -66,8 +67,11 @@ def prepare(
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
     require_padding(base)
+    max_tokens = token_limit(base.folder, load_tokenizer(base.folder))
+    training = training.model_copy(update={"max_length": min(training.max_length, max_tokens)})
     tokens = token_ids(base, rows.train)
-    notes = [*rows.repeats_notes, cut_words(tokens, training.max_length), unknown_words(base, tokens)]
+    cut_note = cut_words(tokens, training.max_length, max_tokens)
+    notes = [*rows.repeats_notes, cut_note, unknown_words(base, tokens)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 

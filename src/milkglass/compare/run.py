@@ -35,6 +35,7 @@ from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
+from milkglass.extras import missing_extra_error
 from milkglass.metrics.interval import Interval
 from milkglass.progress import Log, duration_text
 from milkglass.system import memory_bytes, release_memory
@@ -365,12 +366,11 @@ class _Run:
                 if way.is_local:
                     self.models[way.name] = way_answer
                 reading = self._attack(way, way_answer, seconds)
-        except MilkglassError as error:
-            if time.monotonic() > self.setting.deadline:
+        except (MilkglassError, OSError, ModuleNotFoundError) as error:  # the other ways are run all the same
+            if isinstance(error, MilkglassError) and time.monotonic() > self.setting.deadline:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it had answers"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
-            hint = f"; {error.hint}" if error.hint else ""
-            return replace(empty_result, state="failed", reason=f"{error.message}{hint}"), None
+            return replace(empty_result, state="failed", reason=_fault_text(error)), None
         way_quality = quality_of(self.setting.rows, way_answer.answers)
         is_perfect = self.setting.rows.task == "classification" and way_quality.value == 1
         may_learn_more = bool(way.work(self.setting)) and not is_perfect
@@ -416,6 +416,8 @@ class _Run:
         try:
             keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)
         except (MilkglassError, OSError) as error:  # the page is written all the same
+            if keep.is_kept(folder, origin):  # by the same command, which runs at the same time
+                return ""
             reason, hint = (error.message, error.hint) if isinstance(error, MilkglassError) else (error.strerror, "")
             if isinstance(error, JobFailed) and time.monotonic() > deadline:
                 reason, hint = "the time was over", "the same command with more time keeps one"
@@ -558,6 +560,18 @@ class _Run:
         order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
         merged = [by_name[name] for name in order]
         return [_with_gap(self.setting, result, merged, answers) for result in merged]
+
+
+def _fault_text(error: MilkglassError | OSError | ModuleNotFoundError) -> str:
+    """Returns why a way failed, and what to do. Raises the error if its library is one that no extra installs."""
+    if isinstance(error, ModuleNotFoundError):
+        missing_extra = missing_extra_error(error, "compare")
+        if missing_extra is None:
+            raise error
+        error = missing_extra
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'}: {(error.strerror or 'it cannot be used').lower()}"
+    return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
 def _is_read_less(result: WayResult, earlier: WayResult) -> bool:

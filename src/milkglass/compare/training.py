@@ -81,12 +81,19 @@ def unknown_words(base: Checkpoint, tokens: Sequences) -> str:
     )
 
 
-def cut_words(tokens: Sequences, max_length: int) -> str:
-    """Returns a message if rows are cut, else ""."""
+def cut_words(tokens: Sequences, max_length: int, token_limit: int) -> str:
+    """Returns a message if rows are cut, else "".
+
+    Args:
+        max_length: the tokens to which rows are cut.
+        token_limit: the most tokens that the model reads.
+    """
     if not (count := int((tokens.lengths > max_length).sum())):
         return ""
     cut = f"{count:,} of {len(tokens):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
-    return f"{cut}: a larger --max-length reads them whole"
+    if max_length >= token_limit:
+        return f"{cut}, which is all that this model reads"
+    return f"{cut}: a larger --max-length reads more of them, {token_limit} at most"
 
 
 def reported_losses(job: Path) -> list[float]:

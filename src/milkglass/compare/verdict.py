@@ -176,7 +176,7 @@ def quality_text(result: ComparisonResult, way: WayResult) -> str:
     assert way.quality is not None
     value = way.quality.value
     if math.isnan(value):
-        return "no correlation (all its answers are equal)"
+        return "no correlation (all its answers are equal, or all true scores)"
     if result.measure == "loss":
         return f"a loss of {value:.2f} nats a token"
     return f"{100 * value:.0f} % right" if result.measure == "accuracy" else f"a correlation of {value:.2f}"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
 from milkglass.compare import answers
-from milkglass.compare.chat_rows import TASK, ChatRows, unsanitized_share
+from milkglass.compare.chat_rows import TASK, ChatRows, has_tools, unsanitized_share
 from milkglass.compare.result import Group, slower_alternative
 from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
@@ -453,6 +453,8 @@ class DefenceWay(Way):
             notes.append(
                 "it learns from masked answers, and the loss is of answers without: putting names back may lower it"
             )
+        if self.entry and has_tools(setting.rows) and (self.entry.get("masked") or self.entry.get("sanitizer")):
+            notes.append("definitions and calls of tools cross as they are, and do not count as read here")
         if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
             notes.append("the model is small enough to run on your machine, where it gives the same answers")
         return tuple(notes)

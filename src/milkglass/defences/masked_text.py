@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from milkglass.deadline import require_time
 from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
 from milkglass.defences.sanitized_text import ReplacedTextClient
 from milkglass.defences.token_halves import TokenServer, read_saved
@@ -41,6 +42,7 @@ class MaskingClient(ReplacedTextClient):
     def parts(self, texts: Sequence[str]) -> list[tuple[list[str], list[str]]]:
         for text in texts:
             if text not in self._cached_parts:
+                require_time()
                 self._cached_parts[text] = masked_parts(text, self.least)
         return [self._cached_parts[text] for text in texts]
 

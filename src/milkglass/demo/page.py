@@ -84,7 +84,7 @@ class DemoResult:
         """Returns the result for the terminal."""
         count = len(self.classified)
         lines = [
-            *(f"{title}: {percent(share, digits=1)} right, {remark}" for title, share, remark in self.ways),
+            *(f"{title}: {percent(share, decimals=1)} right, {remark}" for title, share, remark in self.ways),
             *self.compared["verdict"],
             f"{self.correct_count} of {count} unseen messages sorted correctly by the model at the server",
             f"{self.right_answer_count} of {len(self.generated)} questions answered correctly in words",

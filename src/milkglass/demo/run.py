@@ -33,7 +33,7 @@ from milkglass.progress import Heartbeat
 from milkglass.system import core_count, exit_on_sigterm
 
 READY_LINE_START = "listening on "  # the server prints this before its address
-START_SECONDS = 120.0  # the longest silence of a server that starts
+MAX_SILENT_SECONDS = 120.0  # the longest silence of a server that starts
 GRACE_SECONDS = 30.0  # the time that a server has to stop before it is killed
 MARKER_FILE = ".milkglass-demo"  # marks a folder that a demo made, which a later demo may replace
 SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # a base model's files without the tokenizer
@@ -54,6 +54,7 @@ class ServerProcess:
     """Runs `milkglass serve` as a process of its own while the context is open.
 
     Args:
+        home: the server's home folder.
         base_models: folders of original models that deltas are assembled with.
         log_file: receives the server's output.
         options: further options of `milkglass serve`.
@@ -97,14 +98,14 @@ class ServerProcess:
     def url(self) -> str:
         """Returns the server's address once it listens.
 
-        Raises Unreachable if the server stops, or prints nothing for START_SECONDS.
+        Raises Unreachable if the server stops, or prints nothing for MAX_SILENT_SECONDS.
         """
         while self._url is None:
             try:
-                line = self._lines.get(timeout=START_SECONDS)
+                line = self._lines.get(timeout=MAX_SILENT_SECONDS)
             except queue.Empty:
                 raise Unreachable(
-                    f"the starting server was silent for {START_SECONDS:.0f} s", f"see {self.log_file}"
+                    f"the starting server was silent for {MAX_SILENT_SECONDS:.0f} s", f"see {self.log_file}"
                 ) from None
             if line is None:
                 raise Unreachable("the server stopped while it started", f"see {self.log_file}")
@@ -141,7 +142,7 @@ class Demo:
     is_quick: bool
     url: str = ""
 
-    def data_file(self, name: str) -> Path:
+    def copy_data_file(self, name: str) -> Path:
         """Copies a file of the invented messages into the owner's folder, and returns its path there."""
         target = self.out / "client" / name
         if not target.exists():
@@ -165,13 +166,14 @@ class Demo:
             raise MilkglassError(f"milkglass {argv[0]} failed", "the lines above say why")
         return json.loads(process.stdout) if as_json else None
 
-    def run_model(
+    def scramble_and_train(
         self, name: str, ref: str, scheme_options: Sequence[object], train: Path, training_options: Sequence[str]
     ) -> ModelRun:
-        """Obfuscates, audits, uploads and fine-tunes one model.
+        """Obfuscates, audits, uploads and fine-tunes one model. Returns what the page shows of the run.
 
         Args:
             name: the name of the model's files, and of the model at the server.
+            ref: the original model.
             scheme_options: options of `milkglass obfuscate`.
             train: the training data, which is audited as well.
             training_options: options of `milkglass finetune`, besides those for the length of the training.
@@ -210,10 +212,10 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     """
     start_time = time.monotonic()
     print("Milkglass demo: an invented clinic, two models, one server that must not learn the text.")
-    with exit_on_sigterm(), _prepare_folder(out):
+    with exit_on_sigterm(), _demo_folder(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
-        with ServerProcess(out / "server", [_copy_base_model(out / "bases")], out / "server.log") as service:
-            demo = Demo(out, quick, service.url)
+        with ServerProcess(out / "server", [_copy_base_model(out / "bases")], out / "server.log") as server:
+            demo = Demo(out, quick, server.url)
             comparison = _run_comparison(demo)
             sorting, classified = _run_sorting(demo)
             writing, generated = _run_writing(demo)
@@ -229,7 +231,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
 
 def _run_comparison(demo: Demo) -> dict[str, Any]:
     """Compares ways of sorting the messages, before anything is sent. Returns the document of the comparison."""
-    train, test = demo.data_file("tickets_train.jsonl"), demo.data_file("tickets_test.jsonl")
+    train, test = demo.copy_data_file("tickets_train.jsonl"), demo.copy_data_file("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
     ways, epochs = (QUICK_WAYS, QUICK_EPOCHS) if demo.is_quick else (COMPARED_WAYS, EPOCHS)
     options = ("--validation", test, "--ways", ways, "--max-length", "64", "--epochs", epochs, "--attacks", "10s")
@@ -240,8 +242,8 @@ def _run_comparison(demo: Demo) -> dict[str, Any]:
 
 def _run_sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
     """Trains a BERT to sort messages by desk. Returns the run, and each test message with its true and given label."""
-    train, test = demo.data_file("tickets_train.jsonl"), demo.data_file("tickets_test.jsonl")
-    run = demo.run_model("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
+    train, test = demo.copy_data_file("tickets_train.jsonl"), demo.copy_data_file("tickets_test.jsonl")
+    run = demo.scramble_and_train("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
     answers = demo.run_command("classify", run.model, "--in", test, *run.options, as_json=True)["results"]
     rows = read_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
@@ -250,8 +252,8 @@ def _run_sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
 
 def _run_writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
     """Trains a small Llama to name the desk in words. Returns the run, and some test messages with their answers."""
-    train = demo.data_file("replies_train.jsonl")
-    run = demo.run_model("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
+    train = demo.copy_data_file("replies_train.jsonl")
+    run = demo.scramble_and_train("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
     answers = []
     for row in read_rows("replies_test.jsonl")[: 2 if demo.is_quick else 6]:
         prompt = f"{row['instruction']}\n\n{row['input']}"
@@ -280,7 +282,7 @@ def audit_seconds(is_quick: bool, load: float | None = None) -> float:
 
 @contextmanager
 def report_activity(command: str) -> Iterator[None]:
-    """Prints at intervals that a command is at work which prints nothing until its end."""
+    """Prints at intervals that a command which is silent until its end is still at work."""
     heartbeat = Heartbeat(lambda line: print(line, flush=True))
     heartbeat.activity = command
     heartbeat.begin()
@@ -292,7 +294,7 @@ def report_activity(command: str) -> Iterator[None]:
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 @contextmanager
-def _prepare_folder(out: Path) -> Iterator[None]:
+def _demo_folder(out: Path) -> Iterator[None]:
     """Removes what an earlier demo left in `out`, and makes the folder for a new one.
 
     At the end it removes the passphrase, and all models but the one that the comparison kept. Raises UsageError if

@@ -22,8 +22,8 @@ from milkglass import errors
 from milkglass.attest.claims import Verdict
 from milkglass.enclave import gramine, prompt, release
 from milkglass.enclave.attestation import ATTESTED_BY_QUOTE, ATTESTED_KIND, KINDS, NOT_ATTESTED
-from milkglass.enclave.lists import RnmSettings
 from milkglass.enclave.program import NAMESPACES_VARIABLE, read_message, write_message
+from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.enclave.verification import COLLATERAL_FILE, QuoteVerifier
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import load_tokenizer

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from milkglass.enclave import attestation, prompt, release
 from milkglass.enclave.budget import RowBudget, RowsNotCharged
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage, digest_of_files, tokenizer_files
+from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_candidate_lists
 from milkglass.errors import EnclaveError, UsageError
 from milkglass.models.tokenizer import decodes_by_byte, load_tokenizer
 from milkglass.noise.stream import Stream, subkey
@@ -101,7 +101,9 @@ class EnclaveHandler:
         package, self._package = self._package, None
         if package is None:
             raise EnclaveError("candidate lists were asked for before a table came", "release one first")
-        sealed = attestation.seal(self._sealing_key, TABLE_NAME, compute_lists(package, k, self.stage).to_bytes())
+        sealed = attestation.seal(
+            self._sealing_key, TABLE_NAME, with_candidate_lists(package, k, self.stage).to_bytes()
+        )
         self._sealed_table = hashlib.sha256(sealed).hexdigest()
         state = self._seal(float(package.policy.burst), secrets.token_bytes(32))
         return {"state": state.hex()}, sealed

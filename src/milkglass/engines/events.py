@@ -18,7 +18,7 @@ from milkglass.engines.engine import Call, Finish, IdLogprob, IdsChunk, IdsEngin
 from milkglass.errors import RejectedByServer, RemoteError, Unauthorized
 
 ENGINE_HINT = "is it an engine of the kind that was named?"
-MAX_ID = 1 << 31  # ids are below this
+ID_LIMIT = 1 << 31  # ids are below this
 MAX_EMPTY_EVENTS = 1000  # events of an answer without an id, in all: engines report how far a prompt was read
 ERROR_NAME = re.compile("[A-Za-z_]{1,40}")  # an engine's name of an error: without digits it names no id
 STATUS_HINTS = {
@@ -82,8 +82,8 @@ def refusal(status: int, error_name: Any) -> RemoteError:
 
 
 def parse_ids(ids: Any) -> list[int]:
-    """Returns token ids. Raises RemoteError for anything else than a list of ids below MAX_ID."""
-    if not isinstance(ids, list) or not all(is_whole(token) and 0 <= token < MAX_ID for token in ids):
+    """Returns token ids. Raises RemoteError for anything else than a list of ids below ID_LIMIT."""
+    if not isinstance(ids, list) or not all(is_whole(token) and 0 <= token < ID_LIMIT for token in ids):
         raise RemoteError("the engine's answer has no token ids, or some that cannot be", ENGINE_HINT)
     return ids
 
@@ -121,7 +121,7 @@ def drawn_and_best_logprobs(
 
 def parse_logprob(token: Any, number: Any) -> IdLogprob:
     """Returns the log-probability `number` of a token id. Raises RemoteError unless both are valid numbers."""
-    if not is_whole(token) or not 0 <= token < MAX_ID or not is_number(number):
+    if not is_whole(token) or not 0 <= token < ID_LIMIT or not is_number(number):
         raise RemoteError("the engine's log-probabilities are not numbers of tokens", ENGINE_HINT)
     return IdLogprob(token, float(number))
 

@@ -22,7 +22,7 @@ from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.tally import GhostTally
 from milkglass.sequences import Ids
 
-RECORD_FILE = "begun.json"  # records the sites and the seed with which a run was begun
+RUN_RECORD_FILE = "begun.json"  # records the sites and the seed with which a run was begun
 TEXTS_PER_PART = 4  # the most texts whose work an interruption loses
 
 
@@ -41,19 +41,22 @@ class GhostRows:
     parts: FinishedParts
 
 
-def parts_folder(site: Path) -> Path:
-    """Returns the folder, beside a site's own, of what is done of its preparation."""
-    return site.with_name(f".{site.name}.parts")
+def parts_folder(site_folder: Path) -> Path:
+    """Returns the folder that holds the finished parts of a site's preparation.
+
+    It lies beside the site's own folder.
+    """
+    return site_folder.with_name(f".{site_folder.name}.parts")
 
 
-def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
+def begin_or_continue_run(sites_folder: Path, names: Collection[str], seed: int | None) -> None:
     """Records the sites and the seed of a new run, or requires that a run continues with those of its record.
 
     Raises UsageError for another seed or a new site, and CorruptCheckpoint for a damaged record.
     """
-    path = sites / RECORD_FILE
+    path = sites_folder / RUN_RECORD_FILE
     if not path.is_file():
-        files.make_private_dir(sites)
+        files.make_private_dir(sites_folder)
         write_ascii_json(path, {"seed": seed, "sites": sorted(names)})
         return
     try:
@@ -71,36 +74,41 @@ def begin(sites: Path, names: Collection[str], seed: int | None) -> None:
         )
 
 
-def require_no_parts(site: Path) -> None:
+def require_no_parts(site_folder: Path) -> None:
     """Raises UsageError if a preparation with GHOST is unfinished, so that its work is not thrown away."""
-    if (unfinished := parts_folder(site)).is_dir():
+    if (unfinished := parts_folder(site_folder)).is_dir():
         raise UsageError(
             f"{unfinished} holds an unfinished preparation with ghost",
             "leave out --plain to go on with it, or remove that folder",
         )
 
 
-def remove_finished(site: Path) -> None:
+def remove_finished(site_folder: Path) -> None:
     """Removes the parts of a preparation that died after its site's folder was complete."""
-    if site.is_dir() and (parts := finished_parts_in(parts_folder(site))):
+    if site_folder.is_dir() and (parts := finished_parts_in(parts_folder(site_folder))):
         parts.remove()
 
 
 def pass_through_ghost(
-    ghost: Ghost, texts: Sequence[str], site: Path, seed: int | None, progress: Progress
+    ghost: Ghost, texts: Sequence[str], site_folder: Path, seed: int | None, progress: Progress
 ) -> GhostRows:
-    """Passes texts through GHOST.
+    """Passes a site's texts through GHOST, and continues an interrupted preparation.
 
-    Without a seed, a fresh secret one is drawn, or that of the interrupted preparation is used.
+    Args:
+        ghost: replaces the tokens.
+        texts: the site's texts.
+        site_folder: the folder that the preparation is for.
+        seed: decides the shadows. None: a fresh secret one, or that of the interrupted preparation.
+        progress: receives the number of texts done.
 
     Raises:
         EmptyText, TooLong: a text cannot be encoded; the message has its number, and nothing was done.
         UsageError: `.SITE.parts` is of other texts or options.
         CorruptCheckpoint: `.SITE.parts` is damaged.
     """
-    ghost.encode(texts)
-    files.make_private_dir(site.parent)
-    finished_parts = FinishedParts(parts_folder(site), ghost.job_digest([TEXTS_PER_PART, list(texts)], seed))
+    ghost.encode(texts)  # raises before anything is written
+    files.make_private_dir(site_folder.parent)
+    finished_parts = FinishedParts(parts_folder(site_folder), ghost.job_digest([TEXTS_PER_PART, list(texts)], seed))
     drawn_seed = finished_parts.begin(seed)
     ids, tally = list[Ids](), GhostTally()
     for index, start in enumerate(range(0, len(texts), TEXTS_PER_PART)):

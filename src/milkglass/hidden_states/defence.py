@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from milkglass import device
+from milkglass.deadline import require_time
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.hidden_states import halves
@@ -198,7 +199,7 @@ def train(
     defence: Mechanism, lower: LowerHalf, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
     labels: Ids, root: NoiseRoot,
 ) -> None:  # fmt: skip
-    """Trains the halves in place.
+    """Trains the halves in place. Raises JobFailed once the deadline of `milkglass.deadline` has passed.
 
     Args:
         defence: the method, whose loss and settings are used.
@@ -229,6 +230,7 @@ def train(
             for start in range(0, len(shuffled), settings.batch_size):
                 if steps_done == step_limit:
                     break
+                require_time()
                 text_indices = np.asarray(shuffled[start : start + settings.batch_size])
                 optimiser.zero_grad(set_to_none=True)
                 for micro_batch in micro_batches(defence, text_indices, encoded.ids.lengths):

@@ -1,4 +1,4 @@
-"""Serves the page, and runs its attacks while the proxy listens.
+"""Serves the monitor's page beside a proxy, and runs the page's attacks while the proxy listens.
 
 The page itself needs no key and has no data. It requests data with a key of its own, which it gets in exchange for the
 code behind the # of its address. Browsers do not send that part of an address to servers.
@@ -51,23 +51,23 @@ class PageAccess:
     and the key is valid only until the command ends. The API key never reaches the browser.
 
     Attributes:
-        code: the code that is valid.
-        key: the page's key.
+        one_time_code: the code that is valid.
+        page_key: the page's key.
         report_code: receives each new code, which replaces one that was used.
     """
 
-    code: str = field(default_factory=_draw_code, repr=False)
-    key: str = field(default_factory=_draw_code, repr=False)
+    one_time_code: str = field(default_factory=_draw_code, repr=False)
+    page_key: str = field(default_factory=_draw_code, repr=False)
     report_code: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
         """Returns the page's key, and replaces the code. Raises Unauthorized for any other code."""
-        if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.code.encode()):
+        if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.one_time_code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
-        self.code = _draw_code()
-        self.report_code(self.code)
-        return self.key
+        self.one_time_code = _draw_code()
+        self.report_code(self.one_time_code)
+        return self.page_key
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class MonitorPage:
     """Serves a page beside a proxy, and runs the attacks that it shows (`proxy.run.Page`).
 
     Attributes:
-        key: the key's file, beside which its usage is recorded.
+        key_file: the key's file, beside which its usage is recorded.
         attacker: attacks the model and what is sent. None: nothing is attacked.
         broken_reason: why the key's scheme counts as broken, or "".
         access: admits browsers.
         observer: receives what is sent and received.
     """
 
-    key: Path
+    key_file: Path
     attacker: LiveAttacker | None
     broken_reason: str = ""
     access: PageAccess = field(default_factory=PageAccess)
@@ -90,11 +90,11 @@ class MonitorPage:
 
     @asynccontextmanager
     async def running(self, backend: Backend) -> AsyncGenerator[PageRoutes, None]:
-        """Yields the page's addresses, and attacks until the context is closed."""
+        """Yields the page's routes and its key, and attacks until the context is closed."""
         attack_task = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
         try:
-            view = MonitorView(backend, self.key, self.observer, self.attacker, self.broken_reason)
-            yield PageRoutes(make_routes(view, self.access), self.access.key)
+            view = MonitorView(backend, self.key_file, self.observer, self.attacker, self.broken_reason)
+            yield PageRoutes(make_routes(view, self.access), self.access.page_key)
         finally:
             if attack_task is not None:
                 attack_task.cancel()

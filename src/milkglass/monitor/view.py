@@ -168,14 +168,14 @@ class MonitorView:
 
     Attributes:
         backend: the proxy's backend, for the codec, the models and the traffic.
-        key: the key's file, beside which its usage is recorded.
+        key_file: the key's file, beside which its usage is recorded.
         log: the exchanges.
         attacker: attacks the model and what is sent. None: nothing is attacked.
         broken_reason: why the key's scheme counts as broken; "" if it does not.
     """
 
     backend: Backend
-    key: Path
+    key_file: Path
     log: ExchangeLog
     attacker: LiveAttacker | None
     broken_reason: str = ""
@@ -276,7 +276,7 @@ class MonitorView:
 
     def _key_figures(self) -> dict[str, Any]:
         """Returns the key's counts, the thresholds of its audits that they passed, and its last audit."""
-        key_usage = usage.read(self.key)
+        key_usage = usage.read(self.key_file)
         last_audit = key_usage.audits[-1] if key_usage.audits else None
         return {
             "texts": key_usage.texts,

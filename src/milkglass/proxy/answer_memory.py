@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.client.codec.kept_ids import ANSWER_IDS
-from milkglass.client.codec.spelling import LastAnswers
+from milkglass.client.codec.spelling import SpellingHistory
 from milkglass.rows.messages import Message
 
 MAX_TOKENS = 1_000_000  # tokens of all answers; the least recently used answers are dropped first
-PREFIX_LETTERS = 32  # first letters by which an answer is found if its end was changed
+PREFIX_CHARACTERS = 32  # first characters by which an answer is found if its end was changed
 MAX_ANSWERS_SOUGHT = 64  # newest answers that are looked for inside of other texts
-# An answer with fewer letters is not recognized in another role than its own. So short a text may be a user's own, and
-# an engine that guessed it in an earlier answer would see by the ids that it guessed right
-MIN_QUOTED_LETTERS = 64
+# An answer with fewer characters is not recognized in another role than its own. So short a text may be a user's own,
+# and an engine that guessed it in an earlier answer would see by the ids that it guessed right
+MIN_QUOTED_CHARACTERS = 64
 
 
 @dataclass
@@ -29,11 +29,11 @@ class AnswerMemory:
 
     Attributes:
         misspelt_count: how many answers were ended because of their spelling.
-        last_answers: the last answers, by which the spelling of the next is checked.
+        spelling_history: what the last answers misspell, with which the next is checked.
     """
 
     misspelt_count: int = 0
-    last_answers: LastAnswers = field(default_factory=LastAnswers, repr=False)
+    spelling_history: SpellingHistory = field(default_factory=SpellingHistory, repr=False)
     _ids_by_model_and_text: OrderedDict[tuple[str, str], NDArray[np.int32]] = field(
         default_factory=OrderedDict, repr=False
     )
@@ -51,7 +51,7 @@ class AnswerMemory:
         answer_ids = np.asarray(ids, np.int32)
         lookup_texts = [
             *(text.strip() for text in texts),
-            *(text.strip()[:PREFIX_LETTERS] for text in texts if len(text) > PREFIX_LETTERS),
+            *(text.strip()[:PREFIX_CHARACTERS] for text in texts if len(text) > PREFIX_CHARACTERS),
             *call_ids,
         ]
         for lookup_text in filter(None, lookup_texts):
@@ -61,19 +61,21 @@ class AnswerMemory:
         while self._token_count > MAX_TOKENS and self._ids_by_model_and_text:
             self._token_count -= len(self._ids_by_model_and_text.popitem(last=False)[1])
 
-    def answers_inside(self, model: str, prompt: str, min_letters: int = PREFIX_LETTERS + 1) -> list[list[int]]:
+    def ids_of_answers_inside(
+        self, model: str, prompt: str, min_characters: int = PREFIX_CHARACTERS + 1
+    ) -> list[list[int]]:
         """Returns the ids of the answers that a prompt contains, the newest first.
 
         Args:
             model: the model's name.
             prompt: the text that may contain them.
-            min_letters: the least length of an answer that is looked for.
+            min_characters: the least length of an answer that is looked for.
         """
-        if len(prompt) < min_letters:
+        if len(prompt) < min_characters:
             return []
         newest = reversed(self._ids_by_model_and_text.items())
         candidates = (
-            (text, ids) for (answer_model, text), ids in newest if answer_model == model and len(text) >= min_letters
+            (text, ids) for (answer_model, text), ids in newest if answer_model == model and len(text) >= min_characters
         )
         return [ids.tolist() for text, ids in islice(candidates, MAX_ANSWERS_SOUGHT) if text in prompt]
 
@@ -87,9 +89,9 @@ class AnswerMemory:
     def _find_ids(self, model: str, message: Mapping[str, Any]) -> list[int] | None:
         """Returns the ids of the answer that a message repeats, or None if it repeats none."""
         text, is_answer = str(message.get("content") or "").strip(), message.get("role") == "assistant"
-        lookup_texts = [text] if is_answer or len(text) >= MIN_QUOTED_LETTERS else []
+        lookup_texts = [text] if is_answer or len(text) >= MIN_QUOTED_CHARACTERS else []
         if is_answer:
-            lookup_texts += [text[:PREFIX_LETTERS]] if len(text) >= PREFIX_LETTERS else []
+            lookup_texts += [text[:PREFIX_CHARACTERS]] if len(text) >= PREFIX_CHARACTERS else []
             lookup_texts += [str(message.get("reasoning_content") or "").strip()]
             lookup_texts += [str(tool_call.get("id")) for tool_call in message.get("tool_calls") or ()]
         for lookup_text in filter(None, lookup_texts):
@@ -97,5 +99,8 @@ class AnswerMemory:
                 self._ids_by_model_and_text.move_to_end((model, lookup_text))
                 return ids.tolist()
         return next(
-            iter(self.answers_inside(model, text, PREFIX_LETTERS + 1 if is_answer else MIN_QUOTED_LETTERS)), None
+            iter(
+                self.ids_of_answers_inside(model, text, PREFIX_CHARACTERS + 1 if is_answer else MIN_QUOTED_CHARACTERS)
+            ),
+            None,
         )

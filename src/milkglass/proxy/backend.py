@@ -157,7 +157,7 @@ class Backend:
         if isinstance(prompt, str):
             self._require_short(len(prompt), "prompt")
             with self._openai_length_errors("prompt"):
-                answers = self.memory.answers_inside(self.model(name).name, prompt)
+                answers = self.memory.ids_of_answers_inside(self.model(name).name, prompt)
                 ids = self.codec.encode_prompt(prompt, answers).tolist()
             return self._build_request(name, ids, "prompt", **options)
         return self._build_request(name, self.scramble_ids(prompt), "prompt", **options)

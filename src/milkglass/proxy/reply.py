@@ -98,7 +98,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         self._spelling = SpellingCheck(
-            self.codec, self.memory.last_answers, self.request.ids_request.temperature > MAX_CHECKED_TEMPERATURE
+            self.codec, self.memory.spelling_history, self.request.ids_request.temperature > MAX_CHECKED_TEMPERATURE
         )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import ALL_TEXT_COLUMNS, KNOWN_COLUMNS, refuse_spreadsheet
-from milkglass.rows.encoding import raw_lines
+from milkglass.rows.encoding import lines_with_ends
 from milkglass.rows.lines import BYTE_ORDER_MARK
 from milkglass.rows.place import Place, is_missing, no_text_error, require_columns, shown_name, text_of
 from milkglass.rows.tables import (
@@ -276,7 +276,7 @@ def _raw_rows(path: Path, row_format: RowFormat) -> Iterator[tuple[int, Any]]:
     if row_format.noun == "entry":
         return ((place.number, json.dumps(entry)) for place, entry in json_list(path))
     if row_format.kind in ("lines", "json"):
-        return raw_lines(path)
+        return lines_with_ends(path)
     rows = islice(table_cells(path, row_format.delimiter, row_format.kind == "csv"), 1, None)
     return ((place.number, tuple(cells)) for place, cells in rows)
 

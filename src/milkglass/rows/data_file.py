@@ -15,9 +15,10 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.place import MAX_COLUMNS_SHOWN, Place, PlacedRows, Row, no_text_error, shown_name
 from milkglass.rows.tables import delimiter_of, json_rows, parquet_rows, quotes_are_text, table_rows, text_lines
 
-TEXT_COLUMNS, PAIR_COLUMNS, LABEL_COLUMNS = ("text", "sentence", "sentence1"), ("text_pair", "sentence2"), ("label",)
+TEXT_COLUMNS, LABEL_COLUMNS = ("text", "sentence", "sentence1"), ("label",)
+SECOND_TEXT_COLUMNS = ("text_pair", "sentence2")
 CHAT_COLUMNS = ("messages", "instruction")
-# First and second text under usual names, besides TEXT_COLUMNS and PAIR_COLUMNS; both are read if a row has both
+# First and second text under usual names, besides TEXT_COLUMNS and SECOND_TEXT_COLUMNS; both are read if a row has both
 PAIRED_COLUMNS = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
 # A question and its answer under usual names, and what is asked; they are read as a conversation
 SUMMARISE_PROMPT = "Summarize the following dialogue.\n\n"
@@ -29,7 +30,7 @@ ALL_TEXT_COLUMNS = (
 )  # fmt: skip
 KNOWN_COLUMNS = (*ALL_TEXT_COLUMNS, *LABEL_COLUMNS, *CHAT_COLUMNS)  # names by which a header is recognised
 # All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
-INSTRUCTED_COLUMNS = ("instruction", "input", "output", "id", "text")
+INSTRUCTION_COLUMNS = ("instruction", "input", "output", "id", "text")
 TABLE_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
 SUFFIXES = (*JSON_SUFFIXES, *TABLE_SUFFIXES, ".parquet", ".txt")
 SPREADSHEET_SUFFIXES = (".xlsx", ".xls", ".xlsm", ".ods")
@@ -97,10 +98,11 @@ class DataFile:
         return suffix
 
     def require(self) -> None:
-        """Raises an error if the file does not exist, or the options do not fit its kind. No row is read.
+        """Checks the file and the options without reading a row.
 
         Raises:
-            UsageError: the file does not exist, or columns or a delimiter were named and it has none.
+            UsageError: there is no such file, such files are not read, or columns or a delimiter were named and it has
+                none.
             EmptyText: the file is empty.
         """
         if self.path.is_dir():
@@ -130,13 +132,15 @@ class DataFile:
         """
         self.require()
         first_columns = (columns[0] for columns in (*PAIRED_COLUMNS, *ANSWERED_COLUMNS))
-        texts = () if self.text else (*TEXT_COLUMNS, *CHAT_COLUMNS, *first_columns)
+        text_columns = () if self.text else (*TEXT_COLUMNS, *CHAT_COLUMNS, *first_columns)
         if self.suffix in TABLE_SUFFIXES:
             delimiter = self.delimiter or delimiter_of(self.path, (*self.named_columns, *KNOWN_COLUMNS))
             is_quoted = not quotes_are_text(self.path, delimiter)
-            return table_rows(self.path, self.named_columns, delimiter, is_quoted, on_blank=on_blank, texts=texts)
+            return table_rows(
+                self.path, self.named_columns, delimiter, is_quoted, on_blank=on_blank, text_columns=text_columns
+            )
         if self.suffix == ".parquet":
-            return parquet_rows(self.path, self.named_columns, texts)
+            return parquet_rows(self.path, self.named_columns, text_columns)
         return text_lines(self.path, on_blank) if self.suffix == ".txt" else json_rows(self.path, on_blank)
 
     # --- columns of a row ---------------------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ class DataFile:
     def _usual_text_column(self, row: Collection[str]) -> str | None:
         """Returns the column of texts of a usual name, or None."""
         text_and_pair = self._usual_pair_columns(row)
-        return text_and_pair[0] if text_and_pair else matching_name(row, TEXT_COLUMNS, self.named_columns)
+        return text_and_pair[0] if text_and_pair else first_present(row, TEXT_COLUMNS, self.named_columns)
 
     def _usual_pair_columns(self, row: Collection[str]) -> tuple[str, str] | None:
         """Returns the columns of first and second texts that go together by their names, or None."""
@@ -176,21 +180,21 @@ class DataFile:
 
     def label_column(self, row: Collection[str]) -> str | None:
         """Returns the column of labels, or None if a row with these columns has none."""
-        return self.label or matching_name(row, LABEL_COLUMNS, self.named_columns)
+        return self.label or first_present(row, LABEL_COLUMNS, self.named_columns)
 
     def pair_column(self, row: Row) -> str | None:
         """Returns the column of second texts, or None if the row has none."""
         text_and_pair = self._usual_pair_columns(row)
         return self.pair or (
-            text_and_pair[1] if text_and_pair else matching_name(row, PAIR_COLUMNS, self.named_columns)
+            text_and_pair[1] if text_and_pair else first_present(row, SECOND_TEXT_COLUMNS, self.named_columns)
         )
 
-    def _first_columns(self) -> tuple[dict[str, str | None], list[str]]:
+    def _columns_of_first_row(self) -> tuple[dict[str, str | None], list[str]]:
         """Returns the columns that are read, by their role, and all columns of the first row."""
         place, row = next(self.rows(), (None, None))
         if place is None or row is None:
             raise EmptyText(f"{self.name} has no rows", "give at least one")
-        if self.text is None and (chat := matching_name(row, CHAT_COLUMNS)):
+        if self.text is None and (chat := first_present(row, CHAT_COLUMNS)):
             return {"text": chat, "label": None, "text_pair": None}, list(row)
         if question_columns := self.question_columns(row):
             return {"text": question_columns[0], "label": None, "text_pair": None}, list(row)
@@ -204,9 +208,9 @@ class DataFile:
             EmptyText: the file has no rows.
             CodecError: the first row cannot be read, or has no text.
         """
-        return self._first_columns()[0]
+        return self._columns_of_first_row()[0]
 
-    def columns_read(self, reads_labels: bool = True, identifier: str | None = None) -> str:
+    def columns_text(self, reads_labels: bool = True, identifier: str | None = None) -> str:
         """Returns which columns are read: "text from Question, label from Topic; not read: Id"; "" for lines of text.
 
         Args:
@@ -215,13 +219,13 @@ class DataFile:
         """
         if self.suffix == ".txt":
             return ""
-        columns_by_role, columns = self._first_columns()
+        columns_by_role, columns = self._columns_of_first_row()
         if question_columns := self.question_columns(columns):
             read_columns = [*question_columns[:2]]
             description = f"messages from {question_columns[0]} and {question_columns[1]}"
         elif self.text is None and (chat := columns_by_role["text"]) in CHAT_COLUMNS:
             is_instruction = chat == "instruction"
-            read_columns = [*INSTRUCTED_COLUMNS[:3]] if is_instruction else [CHAT_COLUMNS[0], "tools"]
+            read_columns = [*INSTRUCTION_COLUMNS[:3]] if is_instruction else [CHAT_COLUMNS[0], "tools"]
             description = "messages from " + (
                 "instruction, input (if any) and output" if is_instruction else CHAT_COLUMNS[0]
             )
@@ -238,6 +242,6 @@ class DataFile:
 Source = Path | DataFile
 
 
-def matching_name(row: Collection[str], names: Collection[str], excluded: Collection[str] = ()) -> str | None:
+def first_present(row: Collection[str], names: Collection[str], excluded: Collection[str] = ()) -> str | None:
     """Returns the first of `names` that a row has and that is not excluded, or None."""
     return next((name for name in names if name in row and name not in excluded), None)

@@ -12,15 +12,15 @@ from pathlib import Path
 from milkglass.errors import CodecError
 
 UTF8 = "utf-8-sig"  # a byte order mark is not part of the text
-MAX_LINE_LETTERS = 1 << 24  # characters of a line or of a cell
+MAX_LINE_CHARACTERS = 1 << 24  # characters of a line or of a cell
 HEAD_BYTES = 4096  # bytes in which a binary file has a zero
 _SPREADSHEET_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the first bytes of .xlsx and .ods, and of .xls
-_ENCODING_OF_MARK = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_ENCODING_OF_BOM = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNDEFINED_BYTES = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
 _ENCODING_NAMES = {"UTF-16": "UTF-16", "WINDOWS-1252": "Windows-1252", "ISO-8859-1": "Latin-1 (ISO-8859-1)"}
 
 
-def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
+def lines_with_ends(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     """Yields the number of each line, and the line with its end. Only a line feed ends one.
 
     Raises:
@@ -29,11 +29,11 @@ def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with path.open(encoding=encoding, newline="\n") as file:
-            while line := file.readline(MAX_LINE_LETTERS):
+            while line := file.readline(MAX_LINE_CHARACTERS):
                 number += 1
-                if len(line) == MAX_LINE_LETTERS:
+                if len(line) == MAX_LINE_CHARACTERS:
                     raise CodecError(
-                        f"line {number} of {path.name} is longer than {MAX_LINE_LETTERS:,} characters", "split it"
+                        f"line {number} of {path.name} is longer than {MAX_LINE_CHARACTERS:,} characters", "split it"
                     )
                 yield number, line
     except UnicodeDecodeError:
@@ -41,8 +41,8 @@ def raw_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
 
 
 def numbered_lines(path: Path, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
-    """Yields the number of each line, and the line without its end. Raises what `raw_lines` raises."""
-    for number, line in raw_lines(path, encoding):
+    """Yields the number of each line, and the line without its end. Raises what `lines_with_ends` raises."""
+    for number, line in lines_with_ends(path, encoding):
         yield number, line.rstrip("\r\n")
 
 
@@ -51,10 +51,10 @@ def not_utf8_error(path: Path) -> CodecError:
 
     It names the first line that is not, the encoding that its bytes look like, and the command that converts it.
     """
-    number, byte_values = _invalid_lines(path)
+    number, byte_values = _invalid_line_bytes(path)
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    if (name := _ENCODING_OF_MARK.get(head[:2])) is None:
+    if (name := _ENCODING_OF_BOM.get(head[:2])) is None:
         if head.startswith(_SPREADSHEET_MARKS):
             return CodecError(f"{path.name} is not a text file", 'a spreadsheet? Save it as "CSV UTF-8"')
         if b"\0" in head:
@@ -73,7 +73,7 @@ def not_utf8_error(path: Path) -> CodecError:
     )
 
 
-def _invalid_lines(path: Path) -> tuple[int, set[int]]:
+def _invalid_line_bytes(path: Path) -> tuple[int, set[int]]:
     """Returns the number of the first line that is not UTF-8, and the bytes that such lines have."""
     first_number, byte_values = 0, set[int]()
     with path.open("rb") as file:
@@ -83,7 +83,7 @@ def _invalid_lines(path: Path) -> tuple[int, set[int]]:
             except UnicodeDecodeError:
                 first_number = first_number or number
                 byte_values.update(line)
-    return max(first_number, 1), byte_values  # none: cut in a character, as the reader that calls this knows
+    return max(first_number, 1), byte_values  # line 1 if none is invalid: the file was changed since it was read
 
 
 def _likely_encoding(byte_values: set[int]) -> str:

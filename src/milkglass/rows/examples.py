@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTED_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
+from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTION_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, fields_hint, is_missing, text_of
@@ -259,10 +259,8 @@ def require_classes(source: Source, summary: Summary) -> None:
     These are the numbers of a regression, a single label, or labels that mostly occur once, such as ids and names.
     """
     require_no_fractions(source, summary)
-    label_count = len(summary.labels)
-    column = _column_of_labels(source)
-    if label_count < 2:
-        raise CodecError(f"{column} has 1 label only", "classification needs at least 2")
+    _require_two_labels(source, summary)
+    label_count, column = len(summary.labels), _column_of_labels(source)
     single_count = sum(rows == 1 for rows in summary.label_counts)
     if label_count == summary.row_count > 2 or (
         summary.row_count >= MIN_ROWS_TO_JUDGE and 2 * single_count > summary.row_count
@@ -272,6 +270,12 @@ def require_classes(source: Source, summary: Summary) -> None:
             "one row only",
             "does it hold ids? --label-column NAME takes another column",
         )
+
+
+def _require_two_labels(source: Source, summary: Summary) -> None:
+    """Raises CodecError if all rows have one label."""
+    if len(summary.labels) < 2:
+        raise CodecError(f"{_column_of_labels(source)} has 1 label only", "classification needs at least 2")
 
 
 def require_no_fractions(source: Source, summary: Summary) -> None:
@@ -315,8 +319,11 @@ def checked_summary(source: Source, task: str | None) -> Summary:
         raise no_labels_error(source, summary)
     if task is not None and task != summary.task:
         raise CodecError(f"{source.name} is data for {summary.task}, not for {task}", "see `milkglass finetune --help`")
-    if summary.task == "classification" and task is None:
-        require_classes(source, summary)
+    if summary.task == "classification":
+        if task is None:
+            require_classes(source, summary)
+        else:
+            _require_two_labels(source, summary)
     return summary
 
 
@@ -459,11 +466,11 @@ def _without_gaps(cell: Any) -> Any:
 def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
     """Returns the conversation of a row of instructions. Raises CodecError for an unknown column that is not empty."""
     messages = question_answer(place, row, "instruction", "output", "input")
-    if unknown_columns := [name for name in row if name not in INSTRUCTED_COLUMNS and not is_missing(row[name])]:
+    if unknown_columns := [name for name in row if name not in INSTRUCTION_COLUMNS and not is_missing(row[name])]:
         raise CodecError(
-            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTED_COLUMNS[:3])}, which are not "
+            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTION_COLUMNS[:3])}, which are not "
             "honoured",
-            f"{fields_hint(place, row, INSTRUCTED_COLUMNS)}; leave the others out, or write messages",
+            f"{fields_hint(place, row, INSTRUCTION_COLUMNS)}; leave the others out, or write messages",
         )
     return messages
 

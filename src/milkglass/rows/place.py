@@ -75,7 +75,7 @@ def require_columns(
     file: str,
     names: Sequence[str],
     required: Sequence[str],
-    texts: Sequence[str] = (),
+    text_columns: Sequence[str] = (),
     rows: Iterable[Sequence[str]] = (),
 ) -> None:
     """Raises CodecError for a header that lacks a column, or has one twice: readers differ in which they take.
@@ -86,14 +86,14 @@ def require_columns(
         file: the file's name, for messages.
         names: the columns of the header.
         required: columns that must all exist.
-        texts: columns of which one must exist; empty: none must.
+        text_columns: columns of which one must exist; empty: none must.
         rows: some rows below the header. They are read only for a message.
     """
-    columns = [*required, *(name for name in texts if name not in AMBIGUOUS_COLUMNS)]
-    if texts and not {*texts} & {*names}:
+    columns = [*required, *(name for name in text_columns if name not in AMBIGUOUS_COLUMNS)]
+    if text_columns and not {*text_columns} & {*names}:
         is_header = looks_like_header(names, rows) or _has_named_columns(file)
         raise CodecError(
-            f"the header of {file} names no column {' or '.join(texts[:2])}",
+            f"the header of {file} names no column {' or '.join(text_columns[:2])}",
             f"{columns_hint(names, columns, is_header)}; {NAMING_HINT}",
         )
     if absent_columns := [name for name in required if name not in names]:

@@ -1,7 +1,7 @@
 """Reads rows of files, one at a time: lines, CSV, TSV, JSON Lines, one JSON list, Parquet.
 
 Errors name the file, the line and the column, and never a cell's content. Common arguments: `on_blank` receives a 1 for
-each blank line that is skipped; a header must have all columns of `required`, and one of `texts`.
+each blank line that is skipped; a header must have all columns of `required`, and one of `text_columns`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Any, TextIO
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.encoding import MAX_LINE_LETTERS, UTF8, not_utf8_error, numbered_lines
+from milkglass.rows.encoding import MAX_LINE_CHARACTERS, UTF8, not_utf8_error, numbered_lines
 from milkglass.rows.place import Place, PlacedRows, repeated_key_error, require_columns, text_of
 from milkglass.unique_keys import RepeatedKey, unique_keys
 
 DELIMITER_OF_NAME = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-SAMPLE_LETTERS, SAMPLE_ROWS = 1 << 16, 20  # characters and rows that show the delimiter
-BLOCK_LETTERS = 1 << 20  # characters of a JSON list read at a time
+SAMPLE_CHARACTERS, SAMPLE_ROWS = 1 << 16, 20  # characters and rows that show the delimiter
+BLOCK_CHARACTERS = 1 << 20  # characters of a JSON list read at a time
 BATCH_ROWS = 1024  # rows of Parquet read at a time
 MIN_SENTENCE_WORDS = 5
 SENTENCE_END_MARKS = (".", ";", "?", "!")
+_SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 _SENTENCE_END_PATTERN = re.compile(r"(?<=[.;?!])\s+")
 _DECLARATION_PATTERN = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*', re.IGNORECASE)
 _DECLARATION_CHARACTERS = 16  # of the first line, more than a declaration has
@@ -52,7 +53,7 @@ def text_lines(path: Path, on_blank: Progress = no_progress, encoding: str = UTF
 def table_rows(
     path: Path, required: Sequence[str], delimiter: str = "\t", is_quoted: bool = False,
     header: Sequence[str] | None = None, is_flawed: bool = False, on_blank: Progress = no_progress,
-    texts: Sequence[str] = (),
+    text_columns: Sequence[str] = (),
 ) -> PlacedRows:  # fmt: skip
     """Yields rows of CSV, or of TSV without quoting, as GLUE writes it.
 
@@ -63,14 +64,14 @@ def table_rows(
         header: the columns of a file without a header.
         is_flawed: whether the published file has rows with another number of cells. They become empty rows, for the
             caller to leave out and count.
-        texts: columns of which the header must have one; empty: none.
+        text_columns: columns of which the header must have one; empty: none.
     """
     names = header
     lines = table_cells(path, delimiter, is_quoted, header, is_flawed, on_blank)
     for place, cells in lines:
         if names is None:
             names = cells
-            require_columns(path.name, names, required, texts, rows_below(lines))
+            require_columns(path.name, names, required, text_columns, rows_below(lines))
         else:
             yield place, dict(zip(names, cells, strict=False))
 
@@ -130,7 +131,7 @@ def _unquoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequenc
 
 def _quoted_lines(path: Path, delimiter: str) -> Iterator[tuple[Place, Sequence[str]]]:
     skipped_count = number = 0 if declared_delimiter(path) is None else 1
-    csv.field_size_limit(MAX_LINE_LETTERS)  # for the whole process: another thread may be reading a table, too
+    csv.field_size_limit(MAX_LINE_CHARACTERS)  # for the whole process: another thread may be reading a table, too
     try:
         with path.open(encoding=UTF8, newline="") as file:
             if skipped_count:
@@ -189,7 +190,7 @@ def delimiter_of(path: Path, column_names: Collection[str]) -> str:
 def _first_rows(path: Path, sign: str) -> list[list[str]]:
     """Returns up to SAMPLE_ROWS complete rows from the file's beginning, up to one whose quotes do not fit."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
-        head = file.read(SAMPLE_LETTERS)
+        head = file.read(SAMPLE_CHARACTERS)
         is_cut = bool(file.read(1))
     rows: list[list[str]] = []
     text = io.StringIO(head, newline="")
@@ -256,7 +257,7 @@ def json_rows(path: Path, on_blank: Progress = no_progress) -> PlacedRows:
 def is_json_list(path: Path) -> bool:
     """Returns whether the first character of a file that is not white space begins a JSON list."""
     with path.open(encoding=UTF8, errors="replace") as file:
-        while (head := file.read(BLOCK_LETTERS)).isspace():
+        while (head := file.read(BLOCK_CHARACTERS)).isspace():
             pass
     return head.lstrip().startswith("[")
 
@@ -270,7 +271,21 @@ def json_objects(path: Path) -> PlacedRows:
 def _object(place: Place, parsed: Any) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise CodecError(f"{place} is not a JSON object", 'write one object a row, such as {"text": "..."}')
+    if _has_half_surrogate(parsed):
+        raise CodecError(
+            f"{place} has half of a character: one of two codes such as \\ud83d",
+            "text was cut inside an emoji: write that character whole, or leave it out",
+        )
     return parsed
+
+
+def _has_half_surrogate(value: Any) -> bool:
+    """Returns whether a text in a JSON value is no Unicode, since it has one of the two codes of a character alone."""
+    if isinstance(value, str):
+        return not value.isascii() and _SURROGATE_PATTERN.search(value) is not None
+    if isinstance(value, dict):
+        return any(_has_half_surrogate(part) for item in value.items() for part in item)
+    return isinstance(value, list) and any(map(_has_half_surrogate, value))
 
 
 def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
@@ -281,13 +296,13 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
     """
     try:
         with path.open(encoding=UTF8) as file:
-            buffer = file.read(BLOCK_LETTERS)
+            buffer = file.read(BLOCK_CHARACTERS)
             while buffer.isspace():
-                buffer = file.read(BLOCK_LETTERS)
+                buffer = file.read(BLOCK_CHARACTERS)
             position = _skip_white_space(buffer, 0)
             if buffer[position : position + 1] != "[":
                 raise CodecError(f"{path.name} is not a JSON list", 'write [{"instruction": ...}, ...]')
-            position, number, block_size, line = _skip_white_space(buffer, position + 1), 1, BLOCK_LETTERS, 1
+            position, number, block_size, line = _skip_white_space(buffer, position + 1), 1, BLOCK_CHARACTERS, 1
             while True:
                 place = Place(path.name, number, "entry")
                 try:
@@ -310,7 +325,7 @@ def json_list(path: Path) -> Iterator[tuple[Place, Any]]:
                 if is_last:
                     _require_end(file, buffer[position:], path.name)
                     return
-                number, block_size = number + 1, BLOCK_LETTERS
+                number, block_size = number + 1, BLOCK_CHARACTERS
     except UnicodeDecodeError:
         raise not_utf8_error(path) from None
 
@@ -323,7 +338,7 @@ def _require_end(file: TextIO, text: str, name: str) -> None:
         text: what has been read of the file behind the list.
         name: the file's name.
     """
-    for part in chain([text], iter(lambda: file.read(BLOCK_LETTERS), "")):
+    for part in chain([text], iter(lambda: file.read(BLOCK_CHARACTERS), "")):
         if part.strip():
             raise CodecError(f"more text follows the JSON list of {name}", "put all entries into one list")
 
@@ -365,7 +380,7 @@ def _skip_white_space(buffer: str, position: int) -> int:
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
-def parquet_rows(path: Path, required: Sequence[str], texts: Sequence[str] = ()) -> PlacedRows:
+def parquet_rows(path: Path, required: Sequence[str], text_columns: Sequence[str] = ()) -> PlacedRows:
     """Yields the rows of a Parquet file with all columns. Raises CodecError for another file, or without a column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -375,7 +390,7 @@ def parquet_rows(path: Path, required: Sequence[str], texts: Sequence[str] = ())
     except pa.ArrowInvalid:
         raise CodecError(f"{path.name} is not a Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
     with file:
-        require_columns(path.name, file.schema_arrow.names, required, texts)
+        require_columns(path.name, file.schema_arrow.names, required, text_columns)
         number = 0
         for batch in file.iter_batches(BATCH_ROWS):
             for row in batch.to_pylist():

@@ -238,7 +238,7 @@ def test_rows_stream(tmp_path: Path) -> None:
 def test_a_broken_json_list_is_reported_with_its_line(
     content: str, line: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "BLOCK_LETTERS", block)
+    monkeypatch.setattr(tables, "BLOCK_CHARACTERS", block)
     file = tmp_path / "rows.json"
     file.write_text(content)
     with pytest.raises(CodecError) as caught:
@@ -249,7 +249,7 @@ def test_a_broken_json_list_is_reported_with_its_line(
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1 << 20])
 def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkglass.rows.tables.BLOCK_LETTERS", block)
+    monkeypatch.setattr("milkglass.rows.tables.BLOCK_CHARACTERS", block)
     put(tmp_path, "sentences.json", ' [ "a, b]" , "\\u00e9\\n\\"", "c" ]\n')
     assert [one.text for one in load("enron", tmp_path, "train")] == ["a, b]", '\xe9\n"', "c"]
     put(tmp_path, "sentences.json", '["a", "b"')
@@ -262,7 +262,7 @@ def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, m
 def test_what_follows_a_json_list_is_refused_and_not_dropped(
     after: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "BLOCK_LETTERS", block)
+    monkeypatch.setattr(tables, "BLOCK_CHARACTERS", block)
     file = tmp_path / "rows.json"
     file.write_text('[{"text": "a"}]' + after)
     with pytest.raises(CodecError, match=r"rows\.json"):

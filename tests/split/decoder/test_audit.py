@@ -13,7 +13,7 @@ from milkglass.audit.key_scene import AuditFiles
 from milkglass.audit.scene import ALIKE, MODEL_ONLY
 from milkglass.enclave import folder as at_rest
 from milkglass.enclave.enclave import Enclave
-from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.errors import KeyForOtherModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.split.audit_scene import SplitScene

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from milkglass.enclave.enclave import SanitizedPrompt
-from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.errors import KeyForOtherModel, RemoteError, TooLong, Unauthorized, Unreachable, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import language_model

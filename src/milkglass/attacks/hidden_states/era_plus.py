@@ -1,12 +1,12 @@
-"""Combines what ERA reads over all generated text, inside the known candidates: ERA+.
+"""ERA+: adds up what ERA reads over all generated text, and chooses among each id's known candidates.
 
 ERA reads each generated id separately and among all public ids. But one scrambled id always stands for the same token,
 and the clusters limit which. So ERA+ adds up over all places where the scrambled id a was generated how much likelier
 than usual the public head finds each candidate b there, and decides once:
 
     r(place, b)    = h . H[b] - log P(b) + constant,     sum_b P(b) exp r = 1 over the candidates of a
-    said(a, b)     = K / (K + count) * sum over places of a:  log(floor + (1 - floor) exp r(place, b)) + constant
-    score[a, b]    = prior[a, b] + log(rho + (1 - rho) exp said(a, b))
+    evidence(a, b) = K / (K + count) * sum over places of a:  log(doubt + (1 - doubt) exp r(place, b)) + constant
+    score[a, b]    = prior[a, b] + log(rho + (1 - rho) exp evidence(a, b))
 
 `prior` is what earlier attacks found: the order inside clusters and, if the attacker has public text and saw what was
 sent, the map that corpus decipherment finds. P is the public text's share of b, which decipherment has counted already;
@@ -14,10 +14,10 @@ without public text all shares are equal.
 
 **Weight of the states.** A hardly tuned model still mixes languages. Its states then point to the same wrong members of
 a cluster at every place of an id, and may spoil a good prior. So rho is the share of ids about which the states say
-nothing, by maximum likelihood under the prior (attacks/token_ids/decipherment/evidence.py). If the two agree no better
-than chance, rho goes to 1 and the prior stands. A prior that says nothing leaves rho at 1/2. rho counts ids, not
-places: if the states are right about most ids and clearly wrong about the two most frequent, rho is small and those two
-are read wrongly (docs/log.md, Alpaca).
+nothing, by maximum likelihood under the prior (attacks/token_ids/decipherment/evidence.py). If the states and the
+prior agree no better than chance, rho goes to 1 and the prior stands. A prior that says nothing leaves rho at 1/2. rho
+counts ids, not places: if the states are right about most ids and clearly wrong about the two most frequent, rho is
+small and those two are read wrongly (docs/log.md, Alpaca).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
-MIN_PLACE_CHANCE = 0.01  # `floor` above: what one place can say against a candidate is limited by it
+# The probability with which a place says nothing (`doubt` above); it limits what one place can say against a candidate
+PLACE_DOUBT = 0.01
 PLACES_AT_A_TIME = 256  # places whose candidates are weighed at once
 NEVER_CERTAIN = 2.0  # no probability is higher: no id is certain enough to be left alone
 
@@ -71,8 +72,8 @@ class ERAPlus(Solver):
         prior, size = required(knowledge.candidates), transcript.size
         if knowledge.corpus is not None and Tokens in transcript.kinds:
             prior = Decipherment().learn(transcript, knowledge, budget, rng)
-        previous_states, has_context = generation_states(transcript)
-        generated = transcript.outputs.keep(has_context)  # the places of which the model says something
+        generating_states, has_state = generation_states(transcript)
+        generated = transcript.outputs.keep(has_state)  # the places of which the model says something
         token_count = knowledge.token_count(size)
         log_share = np.zeros(token_count)
         if knowledge.corpus is not None:
@@ -83,10 +84,10 @@ class ERAPlus(Solver):
             return prior
         ids = generated.ids[listed_places]
         members = table.member[table.line_of_id[ids]]
-        contexts = previous_states[torch.from_numpy(has_context)][torch.from_numpy(listed_places)]
-        scores = option_logits(contexts, public_head(required(knowledge.public_model)), members)
+        states = generating_states[torch.from_numpy(has_state)][torch.from_numpy(listed_places)]
+        scores = option_logits(states, public_head(required(knowledge.public_model)), members)
         scores -= log_share[members]
-        table.update(ids, scores, MIN_PLACE_CHANCE)
+        table.update(ids, scores, PLACE_DOUBT)
         posterior, _ = table.believable_evidence(table.evidence(self.damping), table.belief(prior.log_likelihoods))
         evidence = [np.zeros(values.shape) for values in prior.log_likelihoods]
         table.store(posterior, evidence, np.zeros(size, np.int64), prior.groups)

@@ -7,7 +7,7 @@ A server that streams sends a record for each event, whose size is that of the t
 attacker has recordings of its own requests on the same topics. Features of an answer are the number of its records,
 statistics of their sizes and pauses, a histogram of sizes between quantiles of the recorded ones, and the first records
 and pauses in their order. A forest of trees is fitted to the recordings. A token's length is its record's size less the
-commonest difference between sizes and lengths in the recordings, whose tokens are known.
+overhead: the commonest difference between sizes and lengths in the recordings, whose tokens are known.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from milkglass.threat.observations import Records, Transcript
 FIRST_RECORDS = 48  # records whose sizes and pauses are features in their order
 MAX_SIZE_EDGES = 40  # the most edges between the bins of the histogram of sizes
 FOREST_TREES = 400
-MAX_RECORDS_BEFORE = 6  # records before the first token
+MAX_LEADING_RECORDS = 6  # records before the first token
 QUANTILES = np.linspace(0, 1, 9)  # quantiles of sizes and of pauses that are features
 
 
 @dataclass(frozen=True)
-class Sizes(Attack):
+class RecordSizes(Attack):
     """Names the topic of each answer by a forest over the sizes and times of its records.
 
     If the recordings have the lengths of tokens, each token's length is estimated, too.
@@ -50,31 +50,37 @@ class Sizes(Attack):
         from sklearn.ensemble import ExtraTreesClassifier
 
         recordings, (records, *_) = required(knowledge.recordings), transcript.all(Records)
-        edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, MAX_SIZE_EDGES)))
+        size_edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, MAX_SIZE_EDGES)))
         forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
-        forest.fit(features(recordings.records, edges), recordings.topics)
+        forest.fit(features(recordings.records, size_edges), recordings.topics)
         lengths = None if recordings.lengths is None else token_lengths(records, recordings)
-        return Guess(topics=forest.predict(features(records, edges)).astype(np.int64), token_lengths=lengths)
+        return Guess(topics=forest.predict(features(records, size_edges)).astype(np.int64), token_lengths=lengths)
 
 
-def features(records: Records, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def features(records: Records, size_edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns (answers, f) the features of answers.
 
     Args:
         records: the records of the answers.
-        edges: the edges between the bins of the histogram of sizes, ascending.
+        size_edges: the edges between the bins of the histogram of sizes, ascending.
     """
     return np.array(
-        [_answer_features(sizes, times, edges) for sizes, times in zip(records.sizes, records.times, strict=True)]
+        [_answer_features(sizes, times, size_edges) for sizes, times in zip(records.sizes, records.times, strict=True)]
     )
 
 
-def _answer_features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns (f,) the features of one answer, from the sizes (bytes) and times of its records."""
+def _answer_features(sizes: Ids, times: Ids, size_edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns (f,) the features of one answer.
+
+    Args:
+        sizes: the bytes of its records.
+        times: the times of its records, in milliseconds after the request.
+        size_edges: as in `features`.
+    """
     pauses = np.diff(times, prepend=0)
     if not len(sizes):
         sizes, pauses = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    bins = np.bincount(np.searchsorted(edges, sizes), minlength=len(edges) + 1) / len(sizes)
+    bins = np.bincount(np.searchsorted(size_edges, sizes), minlength=len(size_edges) + 1) / len(sizes)
     first_values = [
         np.pad(series[:FIRST_RECORDS], (0, max(0, FIRST_RECORDS - len(series)))) for series in (sizes, pauses)
     ]
@@ -85,9 +91,8 @@ def _answer_features(sizes: Ids, times: Ids, edges: NDArray[np.float64]) -> NDAr
 def token_lengths(records: Records, recordings: Recordings) -> Sequences:
     """Estimates the length of each token of each answer in bytes, for a server that sends one token a record.
 
-    The recordings tell how many records stand before the first token and after the last, and the difference between
-    sizes and lengths. The number before and the difference are those that fit most tokens; the number after is the
-    median of the remaining records.
+    The recordings tell the number of leading records and the overhead: those that explain the most tokens. The number
+    of trailing records is the median of what is left.
 
     Args:
         records: the records of the answers.
@@ -95,23 +100,23 @@ def token_lengths(records: Records, recordings: Recordings) -> Sequences:
     """
     assert recordings.lengths is not None
     pairs = [
-        (record_sizes, tokens)
-        for record_sizes, tokens in zip(recordings.records.sizes, recordings.lengths, strict=True)
-        if len(tokens)
+        (record_sizes, lengths)
+        for record_sizes, lengths in zip(recordings.records.sizes, recordings.lengths, strict=True)
+        if len(lengths)
     ]
     best_fit = (0, 0, 0)
-    for records_before in range(MAX_RECORDS_BEFORE + 1):
+    for leading_records in range(MAX_LEADING_RECORDS + 1):
         differences = [
-            record_sizes[records_before : records_before + len(tokens)]
-            - tokens[: max(0, len(record_sizes) - records_before)]
-            for record_sizes, tokens in pairs
+            record_sizes[leading_records : leading_records + len(lengths)]
+            - lengths[: max(0, len(record_sizes) - leading_records)]
+            for record_sizes, lengths in pairs
         ]
-        gaps, counts = np.unique(np.concatenate(differences), return_counts=True)
-        if len(gaps) and counts.max() > best_fit[0]:
-            best_fit = (int(counts.max()), records_before, int(gaps[counts.argmax()]))
-    _, records_before, gap = best_fit
-    counts_after = [len(record_sizes) - records_before - len(tokens) for record_sizes, tokens in pairs]
-    records_after = max(0, int(np.median(counts_after))) if counts_after else 0
+        overheads, counts = np.unique(np.concatenate(differences), return_counts=True)
+        if len(overheads) and counts.max() > best_fit[0]:
+            best_fit = (int(counts.max()), leading_records, int(overheads[counts.argmax()]))
+    _, leading_records, overhead = best_fit
+    trailing_counts = [len(record_sizes) - leading_records - len(lengths) for record_sizes, lengths in pairs]
+    trailing_records = max(0, int(np.median(trailing_counts))) if trailing_counts else 0
     return Sequences.of(
-        np.maximum(sizes[records_before : len(sizes) - records_after] - gap, 0) for sizes in records.sizes
+        np.maximum(sizes[leading_records : len(sizes) - trailing_records] - overhead, 0) for sizes in records.sizes
     )

@@ -41,22 +41,22 @@ class ChosenAnswers(Attack):
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if any(outputs.prompts is None for outputs in transcript.all(Outputs)):
             return "it was not recorded which prompt each answer followed"
-        count = len(transcript.outputs)
-        if len(required(knowledge.answers)) != count:
-            return f"{len(required(knowledge.answers))} texts of {count} answers are known"
+        answer_count = len(transcript.outputs)
+        if len(required(knowledge.answers)) != answer_count:
+            return f"{len(required(knowledge.answers))} texts of {answer_count} answers are known"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        sent_texts, index = list(transcript.tokens), 0
+        sent_texts, next_index = list(transcript.tokens), 0
         named = np.full(transcript.size, NO_BELIEF, np.int64)
         answers = zip(transcript.prompts, transcript.outputs, required(knowledge.answers), strict=True)
-        for prompt, written, text in answers:
-            places = (i for i in range(index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt))
+        for prompt, written_ids, public_ids in answers:
+            places = (i for i in range(next_index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt))
             if (place := next(places, None)) is not None:  # a prompt that was not recorded skips no text
-                index = place + 1
-            next_prompt = next((row for row in sent_texts[index:] if _continues(row, prompt)), None)
+                next_index = place + 1
+            next_prompt = next((row for row in sent_texts[next_index:] if _continues(row, prompt)), None)
             if next_prompt is not None:
-                _write_named_ids(named, next_prompt[len(prompt) :], written, text)
+                _write_named_ids(named, next_prompt[len(prompt) :], written_ids, public_ids)
         return Guess(by_id=named[:, None])
 
 
@@ -65,16 +65,16 @@ def _continues(row: Ids, prompt: Ids) -> bool:
     return len(row) > len(prompt) and np.array_equal(row[: len(prompt)], prompt)
 
 
-def _write_named_ids(named: Ids, continuation: Ids, written: Ids, text: Ids) -> None:
+def _write_named_ids(named: Ids, continuation: Ids, written_ids: Ids, public_ids: Ids) -> None:
     """Writes into `named` the ids of an answer that came back in other ids than it was written in.
 
-    `continuation` (t,) follows the answer's prompt in the next prompt; `written` and `text` are its scrambled and its
-    public ids.
+    `continuation` (t,) follows the answer's prompt in the next prompt; `written_ids` and `public_ids` are its
+    scrambled and its public ids.
     """
-    if np.array_equal(continuation[: len(written)], written) or len(continuation) < len(text):
+    if np.array_equal(continuation[: len(written_ids)], written_ids) or len(continuation) < len(public_ids):
         return
-    ids = continuation[: len(text)]
-    earlier, token_of = named[ids], dict(zip(ids.tolist(), text.tolist(), strict=True))
-    is_consistent = [token_of[scrambled] for scrambled in ids.tolist()] == text.tolist()
-    if is_consistent and ((earlier == NO_BELIEF) | (earlier == text)).all():
-        named[ids] = text
+    ids = continuation[: len(public_ids)]
+    earlier, token_of = named[ids], dict(zip(ids.tolist(), public_ids.tolist(), strict=True))
+    is_consistent = [token_of[scrambled] for scrambled in ids.tolist()] == public_ids.tolist()
+    if is_consistent and ((earlier == NO_BELIEF) | (earlier == public_ids)).all():
+        named[ids] = public_ids

@@ -45,9 +45,9 @@ TEMPERATURE = 0.05  # the log-probability of a candidate is log softmax(cosine /
 class Scorer(torch.nn.Module):
     """Maps ids (b, t) to the log-odds (b,) of being real: the public model, its mean state, one linear layer."""
 
-    def __init__(self, public: Model, rng: np.random.Generator) -> None:
+    def __init__(self, public_model: Model, rng: np.random.Generator) -> None:
         super().__init__()
-        self.body = body(public)
+        self.body = body(public_model)
         self.output_layer = device.move(torch.nn.Linear(self.body.config.hidden_size, 1))
         bound = self.output_layer.in_features**-0.5
         with torch.no_grad():
@@ -104,7 +104,7 @@ class SDA(Attack):
         corpus = required(knowledge.corpus)
         tokens = transcript.tokens
         crib_pairs = cribs.consistent_pairs(cribs.pairs_at_constant_positions(tokens, corpus))
-        candidate_ids, log_prior = self.options(transcript, public_model.table, crib_pairs)
+        candidate_ids, log_prior = self.nearest_candidates(transcript, public_model.table, crib_pairs)
         scorer = self.train(public_model, corpus, crib_pairs[:, 1], budget, rng)
         reading = candidate_ids[tokens.ids, 0].copy()
         starts = np.cumsum(tokens.lengths) - tokens.lengths
@@ -112,13 +112,15 @@ class SDA(Attack):
         for done_count, index in enumerate(order.tolist(), 1):
             if budget.left() <= 0:
                 break
-            text = slice(starts[index], starts[index] + tokens.lengths[index])
-            ids = tokens.ids[text]
-            reading[text] = self.search(scorer, candidate_ids[ids], log_prior[ids], budget)
+            places = slice(starts[index], starts[index] + tokens.lengths[index])
+            ids = tokens.ids[places]
+            reading[places] = self.beam_search(scorer, candidate_ids[ids], log_prior[ids], budget)
             budget.progress(self.training + (1 - self.training) * done_count / len(order))
         return Guess(by_token=reading[:, None])
 
-    def options(self, transcript: Transcript, table: torch.Tensor, crib_pairs: Ids) -> tuple[Ids, NDArray[np.float64]]:
+    def nearest_candidates(
+        self, transcript: Transcript, table: torch.Tensor, crib_pairs: Ids
+    ) -> tuple[Ids, NDArray[np.float64]]:
         """Returns (n', K_A) the candidates of each id that was sent, nearest first, and their log-probabilities.
 
         `crib_pairs` (pairs, 2) are ids that are known by their place; all their candidates are the known one.
@@ -135,14 +137,14 @@ class SDA(Attack):
         return candidate_ids, log_prior
 
     def train(
-        self, public: Model, corpus: Sequences, fixed_ids: Ids, budget: Budget, rng: np.random.Generator
+        self, public_model: Model, corpus: Sequences, fixed_ids: Ids, budget: Budget, rng: np.random.Generator
     ) -> Scorer:
         """Returns a scorer trained on real sentences against replaced ones, until epochs, steps or budget end.
 
         The ids `fixed_ids` are never replaced.
         """
-        scorer = Scorer(public, rng)
-        table = public.table
+        scorer = Scorer(public_model, rng)
+        table = public_model.table
         public_ids = np.unique(corpus.ids)
         neighbours = np.zeros((len(table), self.candidates), np.int64)
         nearest_ids = nearest(table[torch.from_numpy(public_ids)], table, self.candidates + 1).numpy()
@@ -169,21 +171,24 @@ class SDA(Attack):
         return scorer.eval()
 
     @torch.inference_mode()
-    def search(self, scorer: Scorer, candidate_ids: Ids, log_prior: NDArray[np.float64], budget: Budget) -> Ids:
+    def beam_search(self, scorer: Scorer, candidate_ids: Ids, log_prior: NDArray[np.float64], budget: Budget) -> Ids:
         """Returns (t,) the best reading of one sentence, by beam search.
 
         Args:
             scorer: tells real sentences from replaced ones.
             candidate_ids: (t, K_A) the candidates of each place.
             log_prior: (t, K_A) their log-probabilities.
+            budget: what the scorer's passes are charged to.
         """
         beams, beam_priors = np.empty((1, 0), np.int64), np.zeros(1)
-        for options, option_priors in zip(candidate_ids, log_prior, strict=True):
-            if (options == options[0]).all():  # known by its place
-                options, option_priors = options[:1], option_priors[:1]
+        for candidates, priors in zip(candidate_ids, log_prior, strict=True):
+            if (candidates == candidates[0]).all():  # known by its place
+                candidates, priors = candidates[:1], priors[:1]
             # sections 5.2 and C.4: each beam with each of the K_A candidates, scored as a prefix
-            extended = np.concatenate([np.repeat(beams, len(options), 0), np.tile(options, len(beams))[:, None]], 1)
-            extended_priors = np.repeat(beam_priors, len(options)) + np.tile(option_priors, len(beams))
+            extended = np.concatenate(
+                [np.repeat(beams, len(candidates), 0), np.tile(candidates, len(beams))[:, None]], 1
+            )
+            extended_priors = np.repeat(beam_priors, len(candidates)) + np.tile(priors, len(beams))
             budget.spend(work.forward(scorer, extended.size))
             scores = device.array(scorer(device.tensor(extended))) + extended_priors
             best = np.argsort(-scores, kind="stable")[: self.beam]

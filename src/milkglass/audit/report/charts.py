@@ -11,12 +11,12 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.percent import exact_percent
+from milkglass.metrics.percent import percent_with_decimal
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, plot_style, svg
 
 BAR_COLOUR = "#4f9dbd"
 WIDTH_PIXELS, ROW_PIXELS = 480, 40  # the width of a chart, and the height of a bar with its gap, in pixels
-MAX_LINE_LETTERS = 26  # letters of a label's line
+MAX_LINE_CHARACTERS = 26  # characters of a label's line
 
 
 def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[str, float]) -> str:
@@ -32,7 +32,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[st
     """
     rows = {name: interval for name, interval in rows.items() if interval.units}
     floors = {name: value for name, value in floors.items() if not math.isnan(value)}
-    labels = ["\n".join(textwrap.wrap(name, MAX_LINE_LETTERS)) for name in (*rows, *floors)]
+    labels = ["\n".join(textwrap.wrap(name, MAX_LINE_CHARACTERS)) for name in (*rows, *floors)]
     if not labels:
         return ""
     with plot_style():
@@ -57,7 +57,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[st
 
 def _write_share(axes: Any, value: float, end: float, place: int, is_lower_bound: bool = False) -> None:
     """Writes a share beside the end of its bar."""
-    label = exact_percent(value, is_lower_bound)
+    label = percent_with_decimal(value, is_lower_bound)
     axes.annotate(label, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 

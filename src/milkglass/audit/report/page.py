@@ -16,7 +16,7 @@ from milkglass.audit.report.result import Audit
 from milkglass.audit.report.verdict import LEVEL_LABELS, MOST_SHARE, MUCH_SHARE
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.percent import exact_percent
+from milkglass.metrics.percent import percent_with_decimal
 
 COMMON_CHARACTERS = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
 ATTACKER_TITLES = {  # in charts
@@ -40,8 +40,8 @@ def interval(measured: Interval) -> str:
     """Returns the ends of an interval in percent, such as "12.0–14.5"; "" if the attack was cut and has none."""
     if math.isnan(measured.low):
         return ""
-    digits = 1 if measured.high >= 0.0005 else 2 if measured.high >= 0.00005 else 3
-    return f"{100 * measured.low:.{digits}f}\u2013{100 * measured.high:.{digits}f}"
+    decimals = 1 if measured.high >= 0.0005 else 2 if measured.high >= 0.00005 else 3
+    return f"{100 * measured.low:.{decimals}f}\u2013{100 * measured.high:.{decimals}f}"
 
 
 def unbroken_duration(seconds: float) -> str:
@@ -118,7 +118,12 @@ def environment(own_letters: str) -> Environment:
         lstrip_blocks=True,
     )
     letters = frozenset(own_letters)
-    engine.filters |= {"percent": exact_percent, "interval": interval, "duration": unbroken_duration, "code": code}
+    engine.filters |= {
+        "percent": percent_with_decimal,
+        "interval": interval,
+        "duration": unbroken_duration,
+        "code": code,
+    }
     engine.filters |= {"attacker": _attacker_title, "visible": lambda text: escape_rare_characters(text, letters)}
     return engine
 

@@ -6,6 +6,7 @@ fault in a line is reported at once.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
     from milkglass.rows.examples import Summary
 
+COMMA_NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+,[0-9]+")
 MIN_COMMON_ROWS = 20  # rows of one label, beside which a label of one row may be misspelt
 COMMONEST_COUNT, RAREST_COUNT = 6, 3  # how many of the commonest and of the rarest classes are shown of many
 MAX_CLASS_CHARACTERS = 40  # characters of a class's name that are shown
@@ -156,6 +158,12 @@ def classes_text(summary: Summary) -> str:
 
 def label_warning(summary: Summary) -> str:
     """Returns a warning of labels that may be misspelt: alike but for capitals, or in one row only. "" without any."""
+    fractions = [name for name in summary.labels if COMMA_NUMBER_PATTERN.fullmatch(name)]
+    if fractions and all(name in fractions or name.isdigit() for name in summary.labels):
+        return (
+            "warning: the labels are numbers with a decimal comma, and each is taken for a class; scores are written "
+            "with a point, 0.5 in place of 0,5"
+        )
     folded = Counter(name.strip().casefold() for name in summary.labels)
     shown = {name: repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in summary.labels}
     if alike := [shown[name] for name in summary.labels if folded[name.strip().casefold()] > 1]:
@@ -169,7 +177,7 @@ def label_warning(summary: Summary) -> str:
 
 def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | None = None) -> None:
     """Prints which columns of a file are read and which are not; nothing for lines of text."""
-    if description := file.columns_read(reads_labels, id_column):
+    if description := file.columns_text(reads_labels, id_column):
         note(f"{file.name}: {description}")
 
 

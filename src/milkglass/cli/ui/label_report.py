@@ -39,7 +39,7 @@ def report_lines(confusion: Confusion) -> list[str]:
     rows = [head]
     for number, name in enumerate(confusion.names):
         counts = () if is_wide else [str(count) for count in confusion.counts[number].tolist()]
-        shares = (percent(by_class[number], digits=1) for by_class in (confusion.precision, confusion.recall))
+        shares = (percent(by_class[number], decimals=1) for by_class in (confusion.precision, confusion.recall))
         rows.append((cell_text(name), str(int(confusion.counts[number].sum())), *shares, *counts))
     return [*lines, table(rows)]
 

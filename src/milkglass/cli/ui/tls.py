@@ -21,7 +21,7 @@ TlsCertificate = Annotated[Path | None, typer.Option("--cert", help=f"The TLS ce
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The TLS key (PEM).")]
 
 
-def require_private(host: str, cert: Path | None, accepts_http: bool, secrets_text: str) -> None:
+def require_tls_or_loopback(host: str, cert: Path | None, accepts_http: bool, secrets_text: str) -> None:
     """Raises UsageError for a network address without TLS, unless the user accepted that.
 
     Args:
@@ -35,7 +35,7 @@ def require_private(host: str, cert: Path | None, accepts_http: bool, secrets_te
         )
 
 
-def require_tls(cert: Path | None, key: Path | None) -> None:
+def check_tls_files(cert: Path | None, key: Path | None) -> None:
     """Raises UsageError if the files are not a certificate and its key, or only one of them is set."""
     for file in (cert, key):
         if file is not None:
@@ -80,11 +80,11 @@ def client_url(url: str, cert: Path | None) -> str:
     parts = urlsplit(url)
     if parts.hostname not in ("0.0.0.0", "::"):
         return url
-    name = (None if cert is None else _name_of(cert)) or socket.gethostname()
+    name = (None if cert is None else _certificate_host(cert)) or socket.gethostname()
     return f"{parts.scheme}://{f'[{name}]' if ':' in name else name}:{parts.port}"
 
 
-def _name_of(cert: Path) -> str | None:
+def _certificate_host(cert: Path) -> str | None:
     """Returns the first host name of a certificate that has no wildcard, else its first IP address, else None."""
     from cryptography import x509
 

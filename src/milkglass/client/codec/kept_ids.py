@@ -14,8 +14,8 @@ from itertools import takewhile
 from typing import Any
 
 ANSWER_IDS = "answer_ids"  # field of a message: the scrambled ids of the answer that it repeats
-MIN_SHARED_LETTERS = 16  # shortest common beginning of a text and an answer that counts as repeated
-MIN_WHOLE_LETTERS = 32  # shortest answer that counts as repeated inside of a longer text
+MIN_SHARED_CHARACTERS = 16  # shortest common beginning of a text and an answer that counts as repeated
+MIN_WHOLE_CHARACTERS = 32  # shortest answer that counts as repeated inside of a longer text
 Span = tuple[int, int]
 
 
@@ -125,7 +125,7 @@ class KeptIds:
         return f"{text[:start]}{mark}{inner}{self.end_mark}{text[start + len(inner) :]}"
 
     def _token_span(self, ids: Sequence[int], begin: int, end: int, decoded: str) -> Span:
-        """Returns the indices of the first token within the letters `begin` to `end`, and of the one after the last."""
+        """Returns the indices of the first token within characters `begin` to `end`, and of the one after the last."""
         if (begin, end) == (0, len(decoded)):
             return 0, len(ids)
         first = _first_true(lambda count: len(self.decode(ids[:count])) >= begin, len(ids))
@@ -134,10 +134,10 @@ class KeptIds:
 
 
 def find_repeated(text: str, answer: str) -> tuple[int, int, int] | None:
-    """Returns (position in the text, position in the answer, letters) of what a text repeats of an answer, or None.
+    """Returns (position in the text, position in the answer, characters) of what a text repeats of an answer, or None.
 
-    That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_LETTERS, or a
-    complete answer of at least MIN_WHOLE_LETTERS.
+    That is all of the text without surrounding white space, a common beginning of at least MIN_SHARED_CHARACTERS, or a
+    complete answer of at least MIN_WHOLE_CHARACTERS.
     """
     stripped_text, stripped_answer = text.strip(), answer.strip()
     text_start, answer_start = text.find(stripped_text), len(answer) - len(answer.lstrip())
@@ -145,10 +145,10 @@ def find_repeated(text: str, answer: str) -> tuple[int, int, int] | None:
         return text_start, begin, len(stripped_text)
     pairs = zip(stripped_text, answer[answer_start:], strict=False)
     size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    may_be_whole = len(stripped_answer) >= MIN_WHOLE_LETTERS and size < len(stripped_answer)
+    may_be_whole = len(stripped_answer) >= MIN_WHOLE_CHARACTERS and size < len(stripped_answer)
     if may_be_whole and (position := text.find(stripped_answer)) >= 0:
         return position, answer_start, len(stripped_answer)
-    return (text_start, answer_start, size) if size >= MIN_SHARED_LETTERS else None
+    return (text_start, answer_start, size) if size >= MIN_SHARED_CHARACTERS else None
 
 
 def _first_true(condition: Callable[[int], bool], end: int) -> int:

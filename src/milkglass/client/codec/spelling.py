@@ -56,7 +56,7 @@ class SpellingCounts:
 
 
 @dataclass
-class LastAnswers:
+class SpellingHistory:
     """Counts what the last answers under a key misspell. A piece of text counts once, even if it is repeated.
 
     The answers have WINDOW_TOKENS tokens or more together, unless there were fewer.
@@ -87,14 +87,14 @@ class SpellingCheck:
 
     Attributes:
         codec: the codec of the answer's ids.
-        last_answers: the last answers under the key, with which this one's places are added up.
+        spelling_history: what the last answers under the key misspell, with which this one's places are added up.
         is_hot: whether the answer is sampled above MAX_CHECKED_TEMPERATURE. Its tokens are odd anyway, and only its
             escapes are counted.
         counts: the counts of this answer.
     """
 
     codec: Codec = field(repr=False)
-    last_answers: LastAnswers = field(default_factory=LastAnswers, repr=False)
+    spelling_history: SpellingHistory = field(default_factory=SpellingHistory, repr=False)
     is_hot: bool = False
     counts: SpellingCounts = field(init=False)
     _ids: list[int] = field(default_factory=list, repr=False)
@@ -102,7 +102,7 @@ class SpellingCheck:
     _flushed_count: int = 0
 
     def __post_init__(self) -> None:
-        self.counts = self.last_answers.begin()
+        self.counts = self.spelling_history.begin()
 
     @property
     def place_count(self) -> int:
@@ -145,7 +145,7 @@ class SpellingCheck:
     def _require_few_places(self) -> None:
         if self.place_count > max_place_count(len(self._ids)):
             self._raise_misspelt(self.place_count, f"{len(self._ids)} tokens")
-        place_count, token_count, added_count = self.last_answers.count_places(self.counts)
+        place_count, token_count, added_count = self.spelling_history.count_places(self.counts)
         if place_count > max_place_count(token_count) and added_count > len(self._ids) // TOKENS_PER_PLACE:
             self._raise_misspelt(place_count, f"{token_count} tokens with the answers before it")
 
@@ -186,7 +186,7 @@ def _runs(answer_places: Places, own_places: OwnPlaces, length: int, is_final: b
     Args:
         answer_places: the answer's ids by where they begin and end in the text.
         own_places: the tokenizer's ids with where they begin and end, in order.
-        length: the letters of the text.
+        length: the characters of the text.
         is_final: whether the text is complete. If it is not, a run at its end is left out.
     """
     runs, run = set[tuple[int, ...]](), list[int]()
@@ -202,7 +202,7 @@ def _runs(answer_places: Places, own_places: OwnPlaces, length: int, is_final: b
 def _places_by_name(
     tokenizer: Any, answer_ids: NDArray[np.int64], own_ids: NDArray[np.int64]
 ) -> tuple[Places, OwnPlaces, int] | None:
-    """Returns the ids of both spellings by where their tokens' names begin and end, and the letters of all names.
+    """Returns the ids of both spellings by where their tokens' names begin and end, and the characters of all names.
 
     None: the joined names of the two spellings differ.
     """
@@ -219,9 +219,9 @@ def _places_by_name(
 
 
 def _decoded_places(codec: Codec, ids: Sequence[int], is_final: bool) -> tuple[Places, str]:
-    """Returns an answer's original ids by where their letters begin and end, and its text.
+    """Returns an answer's original ids by where their characters begin and end, and its text.
 
-    Ids that share a letter are given together.
+    Ids that share a character are given together.
     """
     decoder, places, text, start = codec.stream(), Places(), "", 0
     pending = list[int]()
@@ -238,9 +238,9 @@ def _decoded_places(codec: Codec, ids: Sequence[int], is_final: bool) -> tuple[P
 
 
 def _own_places(tokenizer: Any, text: str) -> OwnPlaces:
-    """Returns the tokenizer's own ids of a text with where their letters begin and end.
+    """Returns the tokenizer's own ids of a text with where their characters begin and end.
 
-    Ids that share a letter are given together.
+    Ids that share a character are given together.
     """
     batch = tokenizer(
         text, add_special_tokens=False, return_offsets_mapping=True, truncation=False,

@@ -124,7 +124,7 @@ def sendable_copy(path: Path) -> Iterator[Path]:
 
 
 def parquet_tensors(path: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yields the tensors of `rows/1` for some rows at a time of a file that `write_parquet` wrote.
+    """Yields a scrambled file's tensors of format `rows/1`, ROWS_PER_BATCH rows at a time.
 
     Raises:
         UsageError: the file has other columns than those of training rows.
@@ -179,8 +179,8 @@ def _checked_columns(path: Path, schema: pa.Schema) -> list[str]:
         raise UsageError(f"{path.name} holds more than ids and labels, so it is not scrambled data", SCRAMBLE_HINT)
     for field in schema:
         is_list = pa.types.is_list(field.type)  # an element's name and notes do not matter: they are not sent
-        value_type = pa.list_(field.type.value_type) if is_list else field.type
-        if value_type not in COLUMN_TYPES[field.name]:
+        column_type = pa.list_(field.type.value_type) if is_list else field.type
+        if column_type not in COLUMN_TYPES[field.name]:
             raise UsageError(
                 f"the column {field.name} of {path.name} holds other values than ids and labels", SCRAMBLE_HINT
             )

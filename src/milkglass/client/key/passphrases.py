@@ -16,7 +16,7 @@ from milkglass.errors import WeakPassphrase
 REQUIRED_GUESSES = 10**10
 SECONDS_PER_GUESS = 0.4
 WORD_COUNT = 10  # 11 bits each, 110 bits in all
-MAX_ESTIMATED_LETTERS = 72  # further characters are ignored: zxcvbn's time grows with the square of the length
+MAX_ESTIMATED_CHARACTERS = 72  # further characters are ignored: zxcvbn's time grows with the square of the length
 DURATION_UNITS = (("year", 365.25 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
@@ -24,7 +24,7 @@ def estimated_guesses(passphrase: str) -> int:
     """Estimates how many guesses an attacker needs who tries likely passphrases first."""
     from zxcvbn import zxcvbn
 
-    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:MAX_ESTIMATED_LETTERS])["guesses"])
+    return int(zxcvbn(unicodedata.normalize("NFC", passphrase)[:MAX_ESTIMATED_CHARACTERS])["guesses"])
 
 
 def weakness(passphrase: str) -> str | None:

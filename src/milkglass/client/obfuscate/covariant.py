@@ -56,7 +56,7 @@ def new_width(base: Checkpoint, architecture: Architecture, scheme: Scheme) -> i
 
 @dataclass(frozen=True)
 class NoisyRows:
-    """Adds normal noise to the rows of another replacement. Each block of NOISE_BLOCK_ROWS rows has its own sub-stream.
+    """Adds normal noise to the rows of a tensor. Each block of NOISE_BLOCK_ROWS rows has its own sub-stream.
 
     Attributes:
         source: gives the rows.

@@ -48,9 +48,9 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     size = architecture.vocab_size
     scheme.require_tokens(size, len(reserved_ids(base, size)))
     _require_tokenizer(base.folder, size)
-    counts = np.full(size, scheme.ids_per_token, np.int64)
-    counts[single_ids(base, architecture)] = 1
-    map_configs(base, np.arange(size, dtype=np.int32), counts)
+    alias_counts = np.full(size, scheme.ids_per_token, np.int64)
+    alias_counts[single_ids(base, architecture)] = 1
+    map_configs(base, np.arange(size, dtype=np.int32), alias_counts)
 
 
 def require_sound(base: Checkpoint) -> None:

@@ -53,7 +53,7 @@ from milkglass.schemes.obfuslm_plus import DimensionTransform
 
 
 @dataclass(frozen=True)
-class _ScrambledTensor:
+class _MixedRows:
     """Gives blocks of rows of a tensor after mixing and permuting.
 
     Row p of the new tensor is row sigma^-1(p) of W X; rows of W X are numbered by slots (schemes/aliases.py).
@@ -75,11 +75,11 @@ class _ScrambledTensor:
 def mixture_of(base: Checkpoint, key: Key, table: torch.Tensor, stage: Stage) -> RowMap:
     """Returns how the key's scheme mixes the rows of the embedding table (n, d)."""
     require_finite(table)
-    order, special = cluster_order(key), reserved_ids(base, len(table))
+    order, reserved = cluster_order(key), reserved_ids(base, len(table))
     advance = stage("cluster", len(order))
     if key.groups is not None:
         advance(len(order))
-    return scheme_of(key).row_map(table, order, special, key.stream, advance, key.slots, key.groups)
+    return scheme_of(key).row_map(table, order, reserved, key.stream, advance, key.slots, key.groups)
 
 
 def scrambled_configs(base: Checkpoint, key: Key) -> Configs:
@@ -109,15 +109,18 @@ def _wider_sizes(base: Checkpoint, key: Key) -> dict[str, int]:
     return {"hidden_size": new_width(base, architecture, scheme), "head_dim": architecture.layout(base).head_size}
 
 
-def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[np.int64] | None) -> Configs:
+def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], alias_counts: NDArray[np.int64] | None) -> Configs:
     """Returns the configs with mapped ids.
 
     Args:
         first_ids: (n,) the scrambled id of each token, or the first of several.
-        counts: (n,) how many scrambled ids each token has. None: one each.
+        alias_counts: (n,) how many scrambled ids each token has. None: one each.
 
     Raises:
-        UnsupportedModel: an entry cannot be mapped; also CorruptCheckpoint and IdOutOfRange.
+        CorruptCheckpoint: an entry that names a token is no id of the vocabulary.
+        IdOutOfRange: `forced_decoder_ids` names an id beyond the vocabulary.
+        UnsupportedModel: an entry cannot be mapped, or names a token with several ids; or a config is nested too deep
+            or too long.
     """
     check_ids(base.config, len(first_ids), allows_negative=True)
     check_ids(base.generation_config or {}, len(first_ids), GENERATION_CONFIG, allows_negative=True)
@@ -127,9 +130,9 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[
             raise IdOutOfRange(
                 f"a config names token {token}, the vocabulary has {len(first_ids)}", "repair the model's config"
             )
-        if counts is not None and counts[token] > 1:
+        if alias_counts is not None and alias_counts[token] > 1:
             raise UnsupportedModel(
-                f"a config names token {token}, which would have {counts[token]} ids",
+                f"a config names token {token}, which would have {alias_counts[token]} ids",
                 "remove the entry from the config, or make a key with one id a token",
             )
         return int(first_ids[token])
@@ -142,14 +145,14 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], counts: NDArray[
 
 
 @dataclass(frozen=True)
-class Replacement:
+class ScrambledTensors:
     """Holds the tensors of the scrambled checkpoint.
 
     Attributes:
         base: the original checkpoint, with an entry of the right size for each tensor.
         tensors: those that differ from the original.
         mixture: mixes the rows of the embedding table.
-        condition_number: the condition number of W*. None: the dimensions are not mixed.
+        condition_number: the condition number of W* (schemes/obfuslm_plus.py). None: the dimensions are not mixed.
     """
 
     base: Checkpoint
@@ -158,14 +161,14 @@ class Replacement:
     condition_number: float | None = None
 
 
-def replace_tensors(
+def scrambled_tensors(
     base: Checkpoint,
     architecture: Architecture,
     key: Key,
     stage: Stage,
     mixture: RowMap | None = None,
     transform: DimensionTransform | None = None,
-) -> Replacement:
+) -> ScrambledTensors:
     """Returns the tensors of the scrambled checkpoint. `mixture` and `transform` replace those of the key in tests."""
     scheme = scheme_of(key)
     plus = scheme.plus
@@ -173,22 +176,24 @@ def replace_tensors(
     mixture = mixture or mixture_of(base, key, base.map_tensor(architecture.table), stage)
     slot_of_id = np.argsort(key.sigma).astype(np.int64)
     if not scheme.needs_whole_layers:
-        tensors = {name: _ScrambledTensor(base, name, mixture, slot_of_id) for name in architecture.token_tensor_names}
-        return Replacement(with_row_count(base, tensors, len(slot_of_id)), tensors, mixture)
+        tensors = {name: _MixedRows(base, name, mixture, slot_of_id) for name in architecture.token_tensor_names}
+        return ScrambledTensors(with_row_count(base, tensors, len(slot_of_id)), tensors, mixture)
     with_own_head, head = with_head(base, architecture)
     tensors = {
-        name: _ScrambledTensor(with_own_head, name, mixture, slot_of_id)
+        name: _MixedRows(with_own_head, name, mixture, slot_of_id)
         for name in dict.fromkeys((*architecture.token_tensor_names, head))
     }
     residual = architecture.residual(base)
     if plus is None:
         replaced, shapes = transform_tensors(with_own_head, architecture, residual, key, tensors, head)
-        return Replacement(with_shapes(with_own_head, shapes), replaced, mixture)
+        return ScrambledTensors(with_shapes(with_own_head, shapes), replaced, mixture)
     transform = transform or dimension_transform(
         plus, key, tensors[architecture.table], len(slot_of_id), residual.width, stage
     )
     replaced = transform_dimensions(with_own_head, residual, transform, tensors, head)
-    return Replacement(with_row_count(with_own_head, tensors, len(slot_of_id)), replaced, mixture, transform.condition)
+    return ScrambledTensors(
+        with_row_count(with_own_head, tensors, len(slot_of_id)), replaced, mixture, transform.condition
+    )
 
 
 def scramble(
@@ -202,8 +207,8 @@ def scramble(
 ) -> ClusterReport:
     """Writes the scrambled model to `out`, and continues where a killed run of the same key stopped.
 
-    Returns what the scheme promises of the written model. Nothing is mixed before the staging writes: it asks for each
-    block of rows (models/safetensors_file.py).
+    Returns how the clusters meet the scheme's promise. Rows are mixed only when the staging asks for a block
+    (models/safetensors_file.py).
 
     Args:
         base: the original model.
@@ -227,13 +232,13 @@ def scramble(
     document = json.dumps([delta, dict(key.info.document)]).encode()
     run_hash = hashlib.sha256(document + key.stream("staging").words(8).tobytes())
     staging = Staging(out, run_hash.hexdigest())
-    replacement = replace_tensors(base, architecture, key, stage, mixture, transform)
+    scrambled = scrambled_tensors(base, architecture, key, stage, mixture, transform)
     configs = scrambled_configs(base, key)
     write_json(staging.folder / MARKER, MARKER_CONTENT)
     if delta:
-        total = sum(replacement.base.tensors[name].bytes for name in replacement.tensors)
-        write_delta(replacement.base, key.model_digest, replacement.tensors, configs, staging, stage("write", total))
+        total = sum(scrambled.base.tensors[name].bytes for name in scrambled.tensors)
+        write_delta(scrambled.base, key.model_digest, scrambled.tensors, configs, staging, stage("write", total))
     else:
-        advance = stage("write", replacement.base.total_bytes)
-        rewrite(replacement.base, replacement.tensors, configs, staging, advance)
-    return replace(replacement.mixture.cluster_report(scheme_of(key).k), condition=replacement.condition_number)
+        advance = stage("write", scrambled.base.total_bytes)
+        rewrite(scrambled.base, scrambled.tensors, configs, staging, advance)
+    return replace(scrambled.mixture.cluster_report(scheme_of(key).k), condition=scrambled.condition_number)

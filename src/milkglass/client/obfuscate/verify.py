@@ -11,7 +11,7 @@ import torch
 
 from milkglass.client.key.key import Key
 from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
-from milkglass.client.obfuscate.scramble import replace_tensors, scrambled_configs
+from milkglass.client.obfuscate.scramble import scrambled_configs, scrambled_tensors
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import architecture_of
 from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX
@@ -50,9 +50,9 @@ def verify(base: Checkpoint, key: Key, out: Path, stage: Stage = no_stage) -> li
     """
     is_delta = (out / DELTA_CONFIG).is_file()
     tensors = read_header(out / DELTA_WEIGHTS) if is_delta else Checkpoint.open(out).tensors
-    replacement = replace_tensors(base, architecture_of(base), key, stage)
-    expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the replacement
-    base, replaced = replacement.base, replacement.tensors
+    scrambled = scrambled_tensors(base, architecture_of(base), key, stage)
+    expected = scrambled_configs(base, key)  # from the sizes that the base has, not from those of the scrambled model
+    base, replaced = scrambled.base, scrambled.tensors
     unchanged = set() if is_delta else set(base.tensors) - set(replaced)
     total = sum(base.tensors[name].bytes for name in (*replaced, *unchanged))
     advance = stage("compare", total)

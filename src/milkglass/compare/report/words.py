@@ -29,7 +29,7 @@ def with_interval(value: Interval | None, measure: str) -> str:
     if value is None:
         return "-"
     if math.isnan(value.value):
-        return "none (all answers are equal)"
+        return "none (all answers are equal, or all true scores)"
     if measure == "accuracy":
         return f"{100 * value.value:.0f} % ({100 * value.low:.0f}-{100 * value.high:.0f})"
     return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"

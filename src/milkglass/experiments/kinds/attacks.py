@@ -155,13 +155,13 @@ class AttackRecipe(Recipe):
         scene = assemble(key, codec, base, texts, attackers)
         finished_run = attack_scene(self, scene, work, progress)
         seconds = sum(attack_result.seconds for attack_result in finished_run.results)  # of earlier runs as well
-        figures = make_records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
-        figures += _attack_figures(finished_run.results, name)
-        figures += _unleaked_figures(scene, finished_run, leaked_rows, name)
+        records = make_records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
+        records += _attack_figures(finished_run.results, name)
+        records += _unleaked_figures(scene, finished_run, leaked_rows, name)
         if self.curve:
             progress("the key's budget")
-            figures += _curve_figures(self, scene, finished_run, name)
-        return figures
+            records += _curve_figures(self, scene, finished_run, name)
+        return records
 
 
 def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,17 +299,17 @@ def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) 
 def _attack_figures(attack_results: Sequence[AttackResult], variant: str) -> list[ResultRecord]:
     """Returns the figures of all attacks that apply."""
     _require_ended(attack_results)
-    figures: list[ResultRecord] = []
+    records: list[ResultRecord] = []
     for attack_result in attack_results:
         if attack_result.state == "does not apply":
             continue
         measures = with_spread(attack_result.selected_measures(MEASURES))
         measures |= {} if attack_result.in_group is None else {"in group": 100 * attack_result.in_group}
         measures |= {"seconds": attack_result.seconds}
-        figures += make_records(
+        records += make_records(
             measures, attack=attack_result.attack, attacker=attack_result.adversary, variant=variant
         )
-    return figures
+    return records
 
 
 def _unleaked_figures(
@@ -317,16 +317,16 @@ def _unleaked_figures(
 ) -> list[ResultRecord]:
     """Returns top-1 over the tokens of the private texts that did not leak, for attackers who have leaked ones."""
     tokens = scene.truth.tokens
-    figures = list[ResultRecord]()
+    records = list[ResultRecord]()
     for (attacker, attack), reading in finished_run.readings.items():
         if attacker in leaked_rows:
             is_counted = scene.truth.ordinary[tokens.ids] & ~np.isin(tokens.sequence_indices, leaked_rows[attacker])
             if is_counted.any():
                 hit_share = float((reading == tokens.ids)[is_counted].mean())
-                figures += make_records(
+                records += make_records(
                     {"unleaked top-1": 100 * hit_share}, attack=attack, attacker=attacker, variant=variant
                 )
-    return figures
+    return records
 
 
 def _curve_figures(recipe: AttackRecipe, scene: Scene, finished_run: AuditRun, variant: str) -> list[ResultRecord]:

@@ -103,7 +103,7 @@ class BiLSTMRecipe(Recipe):
         data_digests = data_refs.file_digests(run.data, [self.model, *self.data.values()])
         require_same_run(run.out, {**self.about(), "sums": data_digests})
         train, held_out, class_count = _read_splits(self, table, run.data)
-        figures: list[ResultRecord] = []
+        records: list[ResultRecord] = []
         for name, parameters in self.variants.items():
             scheme = scheme_of_recipe(parameters) if parameters else None
             key = seeded_key(table, f"milkglass recipe seed {self.seed}", scheme)
@@ -115,11 +115,11 @@ class BiLSTMRecipe(Recipe):
             )
             run.predictions[f"answer, {name}"] = pack_answers(predictions)
             accuracy = share(predictions == held_out.labels, np.random.default_rng(self.seed))
-            figures += make_records(with_spread({"accuracy": accuracy}), variant=name)
+            records += make_records(with_spread({"accuracy": accuracy}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = attack_scene(self, table, rows, key, scheme, mixture, train.texts)
-                figures += _attack(self, name, scene, key, run.out, run.progress)
-        return figures + _accuracy_losses(self, numbers_by_name(figures))
+                records += _attack(self, name, scene, key, run.out, run.progress)
+        return records + _accuracy_losses(self, numbers_by_name(records))
 
 
 @dataclass(frozen=True)
@@ -209,15 +209,15 @@ def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, 
     """Returns the figures of all attacks on one variant."""
     store = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     finished = run_attacks(scene, attacks_of(recipe.attacks), store, Budget(), recipe.seed, options=RECIPE_OPTIONS)
-    figures: list[ResultRecord] = []
+    records: list[ResultRecord] = []
     for cell in finished.results:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
         progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
-        figures += make_records(
+        records += make_records(
             with_spread(cell.selected_measures(MEASURES)), attack=cell.attack, attacker=ATTACKER_NAME, variant=name
         )
-    return figures
+    return records
 
 
 def attack_scene(

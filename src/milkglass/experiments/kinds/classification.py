@@ -52,7 +52,7 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
     latter are left out if an id names a cluster.
     """
     accuracy = {variant.name: 100 * statuses[variant.name].metrics["accuracy"] for variant in variants}
-    figures = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
+    records = [ResultRecord(measure="accuracy", value=value, variant=name) for name, value in accuracy.items()]
     plain = next(variant for variant in variants if variant.is_plain)
     table = base.read(architecture_of(base).table)
     for variant in variants:
@@ -73,8 +73,8 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
             counts = occurrence_counts(variant)
             for measure, hit in (("knn running top-1", hits[:, 0]), ("knn running top-3", hits.any(1))):
                 values[measure] = float((hit * counts).sum() / counts.sum())
-        figures += make_records(values, variant=name)
-    return figures
+        records += make_records(values, variant=name)
+    return records
 
 
 def occurrence_counts(variant: Variant) -> torch.Tensor:
@@ -112,7 +112,7 @@ def figures_by_measure(
     variants: Sequence[Variant], measures: Sequence[str], max_length: int, seed: int, packed_answers: dict[str, str]
 ) -> list[ResultRecord]:
     """Returns each measure of each variant in percent. `packed_answers` receives each variant's answers."""
-    figures: list[ResultRecord] = []
+    records: list[ResultRecord] = []
     for variant in variants:
         predicted, truth = predicted_classes(
             variant.job_folder / "result", variant.job_folder / "validation.safetensors", max_length
@@ -120,5 +120,5 @@ def figures_by_measure(
         packed_answers[variant.name] = pack_answers(predicted)
         for name in measures:
             value = MEASURES[name](predicted, truth, np.random.default_rng(seed)).value
-            figures.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
-    return figures
+            records.append(ResultRecord(measure=name, value=100 * value, variant=variant.name))
+    return records

@@ -151,8 +151,8 @@ class GeneratorTuningRecipe(FineTuningRecipe):
             fields: the fields of every record.
         """
         scores = text.scores_by_text(texts, references)
-        figures = loss_figures(losses, self.seed, fields, run.predictions)
-        return figures + mean_figures(
+        records = loss_figures(losses, self.seed, fields, run.predictions)
+        return records + mean_figures(
             {name: scores[name] for name in self.rouge_measures}, self.seed, fields, run.predictions
         )
 
@@ -176,7 +176,7 @@ class GenerationRecipe(GeneratorTuningRecipe):
         Loss (nats a token of the answers) and ROUGE F (percent) are before and after training; attackers read the
         answers after.
         """
-        figures: list[ResultRecord] = []
+        records: list[ResultRecord] = []
         held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
@@ -188,14 +188,14 @@ class GenerationRecipe(GeneratorTuningRecipe):
                 )
                 answers = greedy_answers(model, codec, held_out, self.evaluation)
                 texts, fields = [codec.decode(ids) for ids in answers.ids], {"variant": variant.name, "when": when}
-                figures += self.answer_figures(run, row_losses(model, rows), texts, answers.references, fields)
-            figures += attack_figures(self.seed, base, variant, codec, answers)
+                records += self.answer_figures(run, row_losses(model, rows), texts, answers.references, fields)
+            records += attack_figures(self.seed, base, variant, codec, answers)
             if instructions := self.instruction_file:
                 run.progress(f"{variant.name}: instructions")
-                figures += instruction_figures(
+                records += instruction_figures(
                     model, codec, instructions.read(run.data), instructions.new_tokens, fields, run.predictions
                 )
-        return figures
+        return records
 
 
 def instruction_figures(
@@ -388,11 +388,11 @@ def attack_figures(
         candidates = table_candidates(transcript, knowledge, new_rng())
         guesses["matching"] = guess_by_rank(candidates, transcript.size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), new_rng())
-    figures: list[ResultRecord] = []
+    records: list[ResultRecord] = []
     for attack, guess in guesses.items():
         measures = guess_figures(guess, codec, answers, new_rng())
-        figures += make_records(measures, attack=attack, variant=variant.name, when="after")
-    return figures
+        records += make_records(measures, attack=attack, variant=variant.name, when="after")
+    return records
 
 
 def table_candidates(transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> Candidates:

@@ -122,11 +122,11 @@ class GradientRecipe(SharedStepRecipe):
         )
         cache = ArtifactCache(run.cache or run.out, run.out)
         builder = SceneBuilder(self, base, texts, run.data, cache, run.progress)
-        figures = list[ResultRecord]()
+        records = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = builder.scene(DefenceSpec.of(name, entry))
-            figures += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
-        return figures
+            records += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
+        return records
 
 
 def attack_defence(

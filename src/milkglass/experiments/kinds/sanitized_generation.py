@@ -2,17 +2,17 @@
 
     [data]                      splits of conversations, or of classified texts, whose labels are then the answers
     [variants.plain]            nothing is sanitized
-    [variants."epsilon=1"]      a sanitizer by tokens of the model, of the user's text in prompts and training data
+    [variants."epsilon=1"]      a sanitizer by tokens; it changes the user's text in prompts and in training data
 
 The server's own worker trains every variant. A sanitizing variant answers sanitized prompts at three stages, named
 at the end of a measure: "before" any training; "clear", by the plain variant's trained model; and "after", trained on
 text that the same mechanism sanitized. The plain variant has "before" and "after".
 procedures/sanitized_chats.py says what is sanitized, and how.
 
-Classified texts have accuracy, precision and recall, others ROUGE, each with the half-width of its interval. The loss
-is in nats a token of the answers. With `instructions` there are IFEval's accuracies on unsanitized prompts, since the
-paper measures what training did to the model. "tokens unchanged" is about the user's tokens in the prompts. Existing
-answers are not generated again.
+Classified texts have accuracy and, with two classes, precision and recall; conversations have ROUGE. Each figure has
+the half-width of its interval. The loss is in nats a token of the answers. With `instructions` there are IFEval's
+accuracies on unsanitized prompts, since the paper measures what training did to the model. "tokens unchanged" is about
+the user's tokens in the prompts.
 """
 
 from __future__ import annotations
@@ -155,21 +155,24 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
     def grade_variants(
         self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
-        """Returns the figures of all variants. One model is loaded at a time and answers all its prompts."""
+        """Returns the figures of all variants. One model is loaded at a time and answers all its prompts.
+
+        Answers are stored in the run's folder, and those that are there are not generated again.
+        """
         codec = seeded_codec(variants[0].key, base.folder, "evaluation")
         sanitizers = self._sanitizers(base, run)
         prompt_sets = {name: self._prompt_set(run, codec, sanitizer) for name, sanitizer in sanitizers.items()}
-        figures: list[ResultRecord] = []
+        records: list[ResultRecord] = []
         for name in (variant_name for variant_name, sanitizer in sanitizers.items() if sanitizer):
             counts = (
                 prompt_sets[name].unchanged_counts.astype(np.float64),
                 prompt_sets[name].private_counts.astype(np.float64),
             )
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
-            figures += make_records(with_spread({"tokens unchanged": unchanged}), variant=name)
-        for folder, tasks in self._answer_plan(base, variants):
+            records += make_records(with_spread({"tokens unchanged": unchanged}), variant=name)
+        for folder, asked_variants in self._answer_plan(base, variants):
             model: Any = None
-            for variant, stage in tasks:
+            for variant, stage in asked_variants:
                 run.progress(f"{variant.name}: answers {stage}")
                 path = run.out / "answers" / f"{variant.name}-{stage}.json"
                 # Answers of an older version have no losses
@@ -179,10 +182,10 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
                     files.write_json(
                         path, self._answer_record(run, model, codec, variant, prompt_sets[variant.name], stage)
                     )
-                figures += self._result_records(
+                records += self._result_records(
                     run, json.loads(path.read_text("utf-8")), prompt_sets[variant.name], variant, stage
                 )
-        return figures
+        return records
 
     def _answer_plan(
         self, base: Checkpoint, variants: list[Variant]
@@ -232,13 +235,13 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         losses = np.array(answers["losses"], np.float64), np.array(answers["tokens"], np.float64)
         data_set, _ = data_refs.parse_ref(self.data["validation"]) or (None, "")
         if labels := data_set.labels if data_set else ():
-            figures = loss_figures(losses, self.seed, fields, run.predictions)
-            figures += self._class_figures(answers["texts"], prompt_set.references, labels, fields, run.predictions)
+            records = loss_figures(losses, self.seed, fields, run.predictions)
+            records += self._class_figures(answers["texts"], prompt_set.references, labels, fields, run.predictions)
         else:
-            figures = self.answer_figures(run, losses, answers["texts"], prompt_set.references, fields)
+            records = self.answer_figures(run, losses, answers["texts"], prompt_set.references, fields)
         if "followed" in answers and (instructions := self.instruction_file):
-            figures += rule_figures(instructions.read(run.data), answers["followed"], fields, run.predictions)
-        return figures
+            records += rule_figures(instructions.read(run.data), answers["followed"], fields, run.predictions)
+        return records
 
     def _class_figures(
         self,

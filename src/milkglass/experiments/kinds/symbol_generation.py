@@ -137,17 +137,17 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
         clients = {name: load_model(folders[name], stops) for name in (CLIENT, PUBLIC)}
         plain = next(variant for variant in variants if variant.name == PLAIN)
         examples = self._held_out(run)[: self.evaluation["answers"]]
-        figures: list[ResultRecord] = []
+        records: list[ResultRecord] = []
         for name, model in [*clients.items(), (PLAIN, load_model(folders[PLAIN], stops))]:
             run.progress(f"{name}: answers alone")
-            figures += self._single_figures(run, base, plain, model, examples, name)
+            records += self._single_figures(run, base, plain, model, examples, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
                 continue
             codec = Codec.open(variant.key, base.folder)
             server = load_model(folders[variant.name], frozenset(codec.sigma[sorted(stops)].tolist()))
             bits = self._id_entropy(run, codec)
-            figures.append(ResultRecord(measure="bits a token", value=bits, variant=variant.name))
+            records.append(ResultRecord(measure="bits a token", value=bits, variant=variant.name))
             for name, client in clients.items():
                 for weight in self.weights:
                     writer = CombinedDistribution(torch.from_numpy(codec.sigma).long(), weight)
@@ -155,8 +155,8 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
                     run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     fields = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known_fields = {**fields, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
-                    figures += self._pair_figures(run, codec.without_scrambling, pair, examples, fields, known_fields)
-        return figures
+                    records += self._pair_figures(run, codec.without_scrambling, pair, examples, fields, known_fields)
+        return records
 
     def _held_out(self, run: RunFolder) -> list[Example]:
         return list(read_examples(run.out / "data" / "validation.jsonl"))
@@ -197,8 +197,8 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
             return loss_figures((losses, tokens), self.seed, fields, run.predictions)
         prompts = [torch.from_numpy(codec.encode_chat(example.messages[:-1])).long() for example in examples]
         texts = [codec.decode(pair.greedy_answer(prompt, self.evaluation["new_tokens"])) for prompt in prompts]
-        figures = self.answer_figures(run, (losses, tokens), texts, generation.reference_answers(examples), fields)
-        return figures + loss_figures((losses_symbols_known, tokens), self.seed, known_fields, run.predictions)
+        records = self.answer_figures(run, (losses, tokens), texts, generation.reference_answers(examples), fields)
+        return records + loss_figures((losses_symbols_known, tokens), self.seed, known_fields, run.predictions)
 
     def _id_entropy(self, run: RunFolder, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""

@@ -193,7 +193,7 @@ def _ceiling_figures(scene: Scene) -> dict[str, float]:
 
 def _figures(results: Sequence[AttackResult]) -> list[ResultRecord]:
     """Returns the figures of all attacks, and of those that read most. Raises UsageError if one failed or was cut."""
-    figures: list[ResultRecord] = []
+    records: list[ResultRecord] = []
     for cell in results:
         if cell.state == "failed":
             raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
@@ -202,13 +202,13 @@ def _figures(results: Sequence[AttackResult]) -> list[ResultRecord]:
         require_uncut(cell)
         for names, scale in ((MEASURES, 100), (BITS_MEASURES, 1)):
             values = with_spread(cell.selected_measures(names), scale)
-            figures += make_records(values, attack=cell.attack, attacker=cell.adversary)
+            records += make_records(values, attack=cell.attack, attacker=cell.adversary)
     for measure in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
         intervals = [cell.measures[measure] for cell in results if cell.state == "done" and measure in cell.measures]
         if intervals := [interval for interval in intervals if not np.isnan(interval.value)]:
             values = with_spread({measure: max(intervals, key=lambda interval: interval.value)})
-            figures += make_records(values, attack=STRONGEST_ATTACK)
-    return figures
+            records += make_records(values, attack=STRONGEST_ATTACK)
+    return records
 
 
 def require_uncut(cell: AttackResult) -> None:

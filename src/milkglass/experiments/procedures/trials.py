@@ -12,12 +12,13 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from milkglass import files
 from milkglass.client.alone import LinearModel, pool_probabilities
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.training_request import HELD_OUT_SHARE, MIN_HELD_OUT, held_out_count
+from milkglass.deadline import require_time, until
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import POOLED_SUFFIX, SPREAD_SUFFIX
@@ -53,6 +55,7 @@ LINEAR_MODEL = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
 COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COST_NAMES
 COST_NAMES = ("client_seconds", "training_seconds")
+LOCK_SECONDS = 0.5  # between two attempts to lock a cell that another run has
 CELL_VERSION = 6  # raised when a change of the code changes the result of the same settings
 
 
@@ -176,13 +179,14 @@ def train_cell(
         seed: decides the secret and the training.
         cells_folder: the folder with all cells.
         threads: how many threads the training uses. None: the worker decides.
-        deadline: the time of `time.monotonic` at which the training is stopped.
+        deadline: the time of `time.monotonic` at which the split, the training or the wait for another run is stopped.
 
     Raises:
         JobFailed: the training fails, or the deadline passes.
         UsageError: there are too few rows to stop early by.
     """
-    with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed), progress) as folder:
+    identity = _identity(base_digest, data, defence, training, seed)
+    with until(deadline), cell_folder(cells_folder, identity, progress) as folder:
         if not _has_model(folder):  # its answers, if there are any, are of a model on another machine
             (folder / ANSWERS_FILE).unlink(missing_ok=True)
         client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
@@ -234,18 +238,30 @@ def cell_folder(cells_folder: Path, identity: Mapping[str, Any], log: Log = no_l
         cells_folder: the folder with all cells.
         identity: what decides the cell. The digest of it is the folder's name.
         log: is told if another run has the cell, since this one then waits.
+
+    Raises:
+        JobFailed: the deadline of `milkglass.deadline` passes while another run has the cell.
     """
     folder = cells_folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     files.make_private_dir(folder)
     with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _is_locked(file):
             log(f"another run trains this model in {cells_folder.parent}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _is_locked(file):
+                require_time()
+                time.sleep(LOCK_SECONDS)
         (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")
         record_start(folder)
         yield folder
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """Locks a file unless another process has locked it. Returns whether this process has the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def load_or_split(

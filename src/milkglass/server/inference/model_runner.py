@@ -60,13 +60,13 @@ class TransformersRunner:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
-    def prefill(self, prompts: Sequence[Prompt]) -> tuple[CachedRows, torch.Tensor]:
+    def prefill(self, prompts: Sequence[Prompt]) -> tuple[TransformersRows, torch.Tensor]:
         from transformers import DynamicCache  # here, so that the server answers before it has loaded a model
 
         device, width = self._model.device, max(map(len, prompts))
         lengths = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
         mask = (torch.arange(width, device=device) >= width - lengths).long()
-        rows = CachedRows(self._model, DynamicCache(), mask)
+        rows = TransformersRows(self._model, DynamicCache(), mask)
         return rows, rows.forward(model_inputs(prompts, self._model), (mask.cumsum(-1) - 1).clamp(min=0))
 
 
@@ -82,7 +82,7 @@ def model_inputs(prompts: Sequence[Prompt], model: PreTrainedModel) -> dict[str,
     return {"input_ids": torch.tensor(ids, device=model.device)}
 
 
-class CachedRows:
+class TransformersRows:
     """Holds the rows that a transformers model has read, and implements `RunningRows`.
 
     Attributes:
@@ -105,13 +105,13 @@ class CachedRows:
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
-    def take(self, indices: list[int]) -> CachedRows:
+    def take(self, indices: list[int]) -> TransformersRows:
         from transformers import DynamicCache
 
         cache = DynamicCache()
         for layer_index, layer in enumerate(self.cache.layers):
             cache.update(layer.keys, layer.values, layer_index)
-        rows = CachedRows(self._model, cache, self.mask)
+        rows = TransformersRows(self._model, cache, self.mask)
         rows.keep(indices)  # copies what it keeps
         return rows
 
@@ -126,7 +126,7 @@ class CachedRows:
             layer.values = layer.values[index, :, padding_columns:]
 
     def join(self, other: RunningRows) -> None:
-        assert isinstance(other, CachedRows)
+        assert isinstance(other, TransformersRows)
         width = max(self.mask.shape[1], other.mask.shape[1])
 
         def join_tensors(tensor: torch.Tensor, other_tensor: torch.Tensor) -> torch.Tensor:
@@ -234,14 +234,16 @@ class CachingRunner:
             rows.keep(inverse_order)
         return rows, torch.cat([logits for _, logits in groups])[inverse_order]
 
-    def _prefill_after(self, prefix: CachedPrefix, length: int, prompt: Prompt) -> tuple[CachedRows, torch.Tensor]:
+    def _prefill_after(
+        self, prefix: CachedPrefix, length: int, prompt: Prompt
+    ) -> tuple[TransformersRows, torch.Tensor]:
         """Runs what follows the first `length` ids of a prompt, whose keys and values `prefix` has."""
         from transformers import DynamicCache
 
         cache, device = DynamicCache(), self._model.device
         for layer_index, (keys, values) in enumerate(prefix.layers):
             cache.update(keys[:, :, :length], values[:, :, :length], layer_index)
-        rows = CachedRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
+        rows = TransformersRows(self._model, cache, torch.ones(1, len(prompt), dtype=torch.long, device=device))
         positions = torch.arange(length, len(prompt), device=device)[None]
         suffix_ids = torch.tensor([list(prompt[length:])], device=device)
         return rows, rows.forward({"input_ids": suffix_ids}, positions)
@@ -254,7 +256,7 @@ class CachingRunner:
             index: its index among them.
             ids: its prompt and answer, of which the last id may not have been run.
         """
-        assert isinstance(rows, CachedRows)
+        assert isinstance(rows, TransformersRows)
         length = int(rows.mask[index].sum())
         if length < MIN_PREFIX_IDS:
             return

@@ -28,10 +28,10 @@ from milkglass.models.safetensors_header import TensorRef
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
-NUMBER_BYTES, MOMENT_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
+NUMBER_BYTES, MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
-LAYER_TENSOR = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
+LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
     {"batch_size": 8}, {"batch_size": 1}, {"early_stopping": None}, {"method": "lora"}, {"train_tables": False},
@@ -39,37 +39,37 @@ SAVINGS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
+def require_rows_fit(model: ModelRecord, file_info: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
     """Raises UsageError, IdOutOfRange or TooLong for rows that cannot train this model. No message names an id."""
     task, batch_size = hyperparameters.task, hyperparameters.batch_size
     is_causal = task == "causal-lm"
     if is_causal and model.kind != "decoder":
         raise UsageError("this model is an encoder: it cannot be trained for causal-lm", "use task `classification`")
-    if rows.nested_labels != is_causal:
+    if file_info.nested_labels != is_causal:
         raise UsageError(
-            f"labels holds {'lists' if rows.nested_labels else 'single numbers'}, which does not fit {task}",
+            f"labels holds {'lists' if file_info.nested_labels else 'single numbers'}, which does not fit {task}",
             "causal-lm needs a list of labels a row, classification and regression one number",
         )
-    if rows.real_labels != (task == "regression"):
+    if file_info.real_labels != (task == "regression"):
         raise UsageError(
-            f"labels holds {'real' if rows.real_labels else 'whole'} numbers, which does not fit {task}",
+            f"labels holds {'real' if file_info.real_labels else 'whole'} numbers, which does not fit {task}",
             "regression needs float32 labels, classification int32 ones",
         )
-    if rows.max_id >= model.vocab_size:
+    if file_info.max_id >= model.vocab_size:
         raise IdOutOfRange(
             f"the data holds ids beyond the model's vocabulary of {model.vocab_size}",
             "encode it with the key of this very model",
         )
-    if not rows.real_labels:
-        _require_labels(model, rows, hyperparameters)
+    if not file_info.real_labels:
+        _require_labels(model, file_info, hyperparameters)
     if not is_causal and model.kind == "decoder" and model.pad_token_id is None and batch_size > 1:
         raise UsageError(
             f"this model has no padding id: it cannot be trained for {task} {batch_size} rows at a time",
             "set batch_size to 1, or upload the model with a pad_token_id in its config",
         )
-    if rows.max_token_type is not None and rows.max_token_type >= max(1, model.token_types):
+    if file_info.max_token_type is not None and file_info.max_token_type >= max(1, model.token_types):
         raise IdOutOfRange(f"the model has {model.token_types} token types, the data more", "leave token_type_ids out")
-    length = min(rows.longest, hyperparameters.max_length)
+    length = min(file_info.longest, hyperparameters.max_length)
     if model.positions is not None and length > model.positions:
         raise TooLong(
             f"rows of {length} tokens are longer than the model's {model.positions} positions",
@@ -77,16 +77,16 @@ def require_fit(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyp
         )
 
 
-def _require_labels(model: ModelRecord, rows: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
+def _require_labels(model: ModelRecord, file_info: TrainingFileInfo, hyperparameters: Hyperparameters) -> None:
     """Checks labels that are whole numbers: classes or ids. Raises UsageError or IdOutOfRange."""
     is_causal = hyperparameters.task == "causal-lm"
-    if rows.max_label is None or rows.min_label is None:
+    if file_info.max_label is None or file_info.min_label is None:
         raise UsageError("every label is -100: there is nothing to learn", "give the answers their ids as labels")
-    if not is_causal and rows.unlabelled:
+    if not is_causal and file_info.unlabelled:
         raise UsageError("some labels are -100: a row for classification needs a class", "leave those rows out")
-    classes = model.vocab_size if is_causal else hyperparameters.num_labels
-    if rows.min_label < 0 or rows.max_label >= classes:
-        raise IdOutOfRange(f"the data holds labels outside 0 to {classes - 1}", "is num_labels right?")
+    class_count = model.vocab_size if is_causal else hyperparameters.num_labels
+    if file_info.min_label < 0 or file_info.max_label >= class_count:
+        raise IdOutOfRange(f"the data holds labels outside 0 to {class_count - 1}", "is num_labels right?")
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,24 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """Holds the sizes of one layer.
+
+    Attributes:
+        weights: the number of its weights.
+        matrices: the sizes (in, out) of its matrices.
+    """
+
+    weights: int
+    matrices: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class ModelSizes:
     """Holds the sizes of a model that decide what a fine-tune needs.
 
     Attributes:
-        layers: for each layer its number of weights, and the sizes (in, out) of its matrices.
+        layers: the sizes of each layer.
         table_weights: the number of weights of the embedding table.
         head_weights: the number of weights of a language model's own head and biases.
         total_weights: the number of weights of all tensors.
@@ -131,7 +144,7 @@ class ModelSizes:
         is_decoder: False for an encoder.
     """
 
-    layers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    layers: tuple[LayerSizes, ...]
     table_weights: int
     head_weights: int
     total_weights: int
@@ -146,7 +159,7 @@ class ModelSizes:
         architecture = families.architecture_of(base)
         layer_lists: dict[str, dict[int, dict[str, TensorRef]]] = {}
         for name, ref in base.tensors.items():
-            if match := LAYER_TENSOR.fullmatch(name):
+            if match := LAYER_TENSOR_PATTERN.fullmatch(name):
                 layer_lists.setdefault(match[1], {}).setdefault(int(match[2]), {})[match[3]] = ref
         layers = max(layer_lists.values(), key=len, default={})
         table, heads = base.tensors[architecture.table], (*architecture.heads, *architecture.biases)
@@ -162,9 +175,9 @@ class ModelSizes:
         )
 
 
-def _layer_sizes(tensors: Mapping[str, TensorRef]) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _layer_sizes(tensors: Mapping[str, TensorRef]) -> LayerSizes:
     matrices = tuple((ref.shape[0], ref.shape[1]) for ref in tensors.values() if len(ref.shape) == 2)
-    return sum(prod(ref.shape) for ref in tensors.values()), matrices
+    return LayerSizes(sum(prod(ref.shape) for ref in tensors.values()), matrices)
 
 
 def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float = 0.0) -> Needs:
@@ -176,27 +189,29 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
         mean_length: the mean number of tokens of a row; 0: it is not known.
     """
     is_causal = hyperparameters.task == "causal-lm"
-    pooler = 0 if model.is_decoder else model.hidden_size
-    head = model.head_weights if is_causal else model.hidden_size * (hyperparameters.num_labels + pooler)
-    total = model.total_weights - model.head_weights + head
-    adapter_weights, trained_weights = 0, total
+    pooler_width = 0 if model.is_decoder else model.hidden_size
+    head_weights = model.head_weights if is_causal else model.hidden_size * (hyperparameters.num_labels + pooler_width)
+    total_weights = model.total_weights - model.head_weights + head_weights
+    adapter_weights, trained_weights = 0, total_weights
     if hyperparameters.chosen_method == "lora":
         adapted_stop = len(model.layers) - hyperparameters.full_last
         adapted = model.layers[hyperparameters.full_first : adapted_stop]
-        adapter_weights = sum(hyperparameters.lora_rank * sum(sizes) for _, matrices in adapted for sizes in matrices)
+        adapter_weights = sum(hyperparameters.lora_rank * sum(sizes) for layer in adapted for sizes in layer.matrices)
         outer_weights = sum(
-            count
-            for index, (count, _) in enumerate(model.layers)
+            layer.weights
+            for index, layer in enumerate(model.layers)
             if index < hyperparameters.full_first or index >= adapted_stop
         )
-        trained_weights = adapter_weights + outer_weights + (0 if is_causal else head)
-        trained_weights += (model.table_weights + (head if is_causal else 0)) if hyperparameters.train_tables else 0
-    checkpoint_bytes = (NUMBER_BYTES + MOMENT_BYTES) * trained_weights + OTHER_FILES_BYTES
+        trained_weights = adapter_weights + outer_weights + (0 if is_causal else head_weights)
+        trained_weights += (
+            (model.table_weights + (head_weights if is_causal else 0)) if hyperparameters.train_tables else 0
+        )
+    checkpoint_bytes = (NUMBER_BYTES + MOMENTS_BYTES) * trained_weights + OTHER_FILES_BYTES
     row_tokens = min(mean_length, hyperparameters.max_length)
     tokens = row_tokens * hyperparameters.batch_size
     if limit := tokens_at_once(model, hyperparameters):
         tokens = min(tokens, max(limit, row_tokens))
-    weights_bytes = NUMBER_BYTES * (total + adapter_weights) + (NUMBER_BYTES + MOMENT_BYTES) * trained_weights
+    weights_bytes = NUMBER_BYTES * (total_weights + adapter_weights) + (NUMBER_BYTES + MOMENTS_BYTES) * trained_weights
     return Needs(
         checkpoint_bytes,
         model.stored_bytes + OTHER_FILES_BYTES,
@@ -223,7 +238,7 @@ def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> fl
     These are the inputs of each matrix, and for a language model its logits and their gradient.
     """
     number_bytes = 2 if hyperparameters.dtype == "bfloat16" else NUMBER_BYTES
-    inputs = sum(min(sizes) for _, matrices in model.layers for sizes in matrices)
+    inputs = sum(min(sizes) for layer in model.layers for sizes in layer.matrices)
     logits = 2 * NUMBER_BYTES * model.vocab_size if model.is_decoder and hyperparameters.task == "causal-lm" else 0
     return number_bytes * inputs + logits
 
@@ -272,7 +287,10 @@ def _hint(
 def _smaller_settings(
     needed_bytes: Callable[[Hyperparameters], int], hyperparameters: Hyperparameters
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yields more and more settings that need less, and what they need, without those that change nothing."""
+    """Yields ever smaller settings and the bytes that they need.
+
+    Each adds one step of SAVINGS; a step that saves nothing is left out.
+    """
     changes: dict[str, Any] = {}
     current = needed_bytes(hyperparameters)
     for step in SAVINGS:

@@ -28,7 +28,7 @@ from milkglass.server.jobs.folder import (
     usable_checkpoints,
     write_event,
 )
-from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_fit, require_memory
+from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, require_rows_fit
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
 from milkglass.server.random_ids import new_id
@@ -129,7 +129,7 @@ class Jobs:
             if file.filename.endswith(PARQUET_SUFFIX):
                 message = f"the file {file_id} is Parquet, which an earlier version took"
                 raise UsageError(message, "upload the rows again")
-            require_fit(base, file.rows, hyperparameters)
+            require_rows_fit(base, file.rows, hyperparameters)
 
     def _require_room(
         self, model: str, training: str, hyperparameters: Hyperparameters, resumed_job: str | None = None

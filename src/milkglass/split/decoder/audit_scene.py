@@ -27,8 +27,8 @@ from milkglass.defences.obfuscated_tables import key_from_secret
 from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.folder import token_counts_of
-from milkglass.enclave.lists import RnmSettings, TokenSanitizer, compute_lists
 from milkglass.enclave.package import TablePackage
+from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_candidate_lists
 from milkglass.errors import EnclaveError, KeyForOtherModel, TooLong, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
@@ -115,7 +115,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     texts_of_attackers = {ALIKE: alike_texts}
     if files.public is not None:
         texts_of_attackers[OTHER] = read_texts(files.public, None)
-    package = compute_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
+    package = with_candidate_lists(TablePackage.of_model(base.folder, table, RowPolicy()), k)
     attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for name, attacker_texts in texts_of_attackers.items():

@@ -15,7 +15,7 @@ import torch
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.results import Answer, Conversation
 from milkglass.enclave.enclave import Enclave, SanitizedPrompt
-from milkglass.enclave.lists import RnmSettings
+from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.errors import KeyForOtherModel
 from milkglass.rows.messages import Message
 from milkglass.split.decoder.client import RowOf, SplitSampling

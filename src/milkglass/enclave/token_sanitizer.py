@@ -1,7 +1,7 @@
 """Sanitizes tokens in an enclave by report-noisy-max (`sanitizers/rnm.py`), with lists that are computed once.
 
 The rarest 20 % of the tokens are sensitive, by the user's corpus if one was counted, or else by a list of English words
-(`sanitizers/word_list.py`). The host counts them, since the list is public and the corpus is the user's own.
+(`sanitizers/word_list.py`). The host counts the tokens, since the list is public and the corpus is the user's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from milkglass.sanitizers.rnm import Rnm
 from milkglass.sanitizers.sanitizer import EPSILON_LIMIT, SHARE_LIMIT, SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 
-DEFAULT_K, DEFAULT_P, DEFAULT_SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
+DEFAULT_K, DEFAULT_P, DEFAULT_SENSITIVE_SHARE = 30, 0.3, 0.2  # CMIF, section 4.1
 DEFAULT_EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 
@@ -36,7 +36,7 @@ class RnmSettings:
 
     epsilon: float | None = DEFAULT_EPSILON
     p: float = DEFAULT_P
-    share: float = DEFAULT_SHARE
+    share: float = DEFAULT_SENSITIVE_SHARE
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value out of its range."""
@@ -46,8 +46,8 @@ class RnmSettings:
         SHARE_LIMIT.require(self.share, "share", "0.2 is the paper's choice")
 
 
-def compute_lists(package: TablePackage, k: int = DEFAULT_K, stage: Stage = no_stage) -> TablePackage:
-    """Returns the package with candidate lists: the k other ordinary rows of largest cosine for each ordinary row.
+def with_candidate_lists(package: TablePackage, k: int = DEFAULT_K, stage: Stage = no_stage) -> TablePackage:
+    """Returns the package with candidate lists: for each row that is not special, the k others of largest cosine.
 
     The scores are those of CMIF's equation 3. `stage` reports the progress in rows.
     """
@@ -80,12 +80,14 @@ class TokenSanitizer:
         package = self.package
         if package.near is None or package.scores is None:
             raise EnclaveError("the enclave holds no candidate lists", "build it again")
-        lists = (package.near, package.scores)
-        mechanism = Rnm(self._table, settings.epsilon, lists[0].shape[1], "paper", sparing, given_lists=lists)
+        candidate_lists = (package.near, package.scores)
+        mechanism = Rnm(
+            self._table, settings.epsilon, candidate_lists[0].shape[1], "paper", sparing, given_lists=candidate_lists
+        )
         return mechanism.sanitize(ids, stream)
 
     @cached_property
     def _table(self) -> WordVectors:
-        """Returns the rows' names without vectors, since the lists replace these."""
+        """Returns the rows' names with empty vectors: cosines come from the lists."""
         empty = np.zeros((len(self.package.rows), 0), np.float32)
         return WordVectors(tuple(map(str, range(len(empty)))), empty, self.package.special, "the model")
