@@ -314,6 +314,7 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     first, *others = verdict(unclear)
     assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
     assert "--quick" not in first and not any("Keep it here" in sentence for sentence in others)
+    assert not any("smaller" in sentence for sentence in verdict(replace(unclear, smaller_ways=("home",)))[1:])
     in_haste = replace(unclear, origin={**unclear.origin, "command": "milkglass compare MODEL ROWS --quick --out out"})
     assert "leave out --quick" in verdict(in_haste)[0]
     for worse in (difference(-0.08, -0.15, -0.01), difference(math.nan, math.nan, math.nan)):

@@ -25,7 +25,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         fault = "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
         return (f"{fault}; the best with nothing sent is {best_local.title}, with {best_quality}.",)
     better_ways = _better_ways(result, sent_ways)
-    if not better_ways and _is_nothing_learnt(result):
+    is_nothing_learnt = not better_ways and _is_nothing_learnt(result)
+    if is_nothing_learnt:
         useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
         sentences = [
             f"This says nothing of what sending is worth: no way here is shown to beat {useless} ({best_local.title} "
@@ -39,7 +40,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if missing := [way.title for way in result.ways if way.is_local and way.state in ("failed", "not run")]:
         verb = "was" if len(missing) == 1 else "were"
         sentences.append(f"{_capitalised(_enumeration(missing))} {verb} not finished, and may be better.")
-    if smaller := [way.title for way in result.finished_ways if way.name in result.smaller_ways]:
+    smaller = [way.title for way in result.finished_ways if way.name in result.smaller_ways]
+    if smaller and not is_nothing_learnt:
         verb = "is" if len(smaller) == 1 else "are"
         sentences.append(f"{_capitalised(_enumeration(smaller))} {verb} smaller, and not told from it in these rows.")
     hiding_ways = [way for way in better_ways if _hides(way)]
