@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+MAX_NAMED_FILES = 3  # files of the same kind that a hint names
+
 
 class MilkglassError(Exception):
     """Says what went wrong and what to do next. All errors that Milkglass raises on purpose derive from it.
@@ -48,12 +50,18 @@ def did_you_mean(name: str, known_names: Iterable[str]) -> str:
 
 
 def missing_file_hint(path: Path, hint: str) -> str:
-    """Returns the hint for a file that does not exist, after the file in its folder that has nearly the same name."""
+    """Returns the hint for a file that does not exist, after the file in its folder that has nearly the same name.
+
+    Without such a file, the files of the same kind are named if they are few.
+    """
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:  # there is no such folder, or it cannot be read
         names = []
-    return did_you_mean(path.name, names) + hint
+    alike = [name for name in names if Path(name).suffix.lower() == path.suffix.lower() != ""]
+    is_few = 0 < len(alike) <= MAX_NAMED_FILES
+    there_is = f"{'there is' if len(alike) == 1 else 'there are'} {', '.join(sorted(alike))}; " if is_few else ""
+    return (did_you_mean(path.name, names) or there_is) + hint
 
 
 def missing_words(noun: str, names: list[str]) -> str:

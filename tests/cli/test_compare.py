@@ -274,6 +274,19 @@ def test_the_verdict_says_that_what_gains_is_read() -> None:
     assert "the way masked (80 % right; 70 % of the names and other content words are read)" in second
 
 
+def test_the_verdict_says_which_way_is_read_least_and_a_line_names_what_is_read_more() -> None:
+    masked, ids = (
+        way("masked", "names are masked", 0.73, 0.01, 0.7),
+        way("ids", "words are scrambled", 0.6, -0.12, 0.04),
+    )
+    assert ids.reading is not None
+    ids = replace(ids, reading=replace(ids.reading, numbers=Interval(0.51, 0.4, 0.6, 99)))
+    sentence = next(one for one in compared(masked, ids).verdict if "least is read of" in one)
+    assert "the way ids" in sentence and "51 % of the numbers" in sentence and "60 % right" in sentence
+    assert words.line(ids, "accuracy").endswith("4 % of names and content words read, 51 % of numbers")
+    assert not words.line(masked, "accuracy").endswith("of numbers")
+
+
 def test_a_way_that_shows_numbers_does_not_hide_the_text() -> None:
     one = way("symbols", "words are scrambled", 0.8, 0.08, 0.05)
     assert one.reading is not None
@@ -381,7 +394,11 @@ def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> Non
     assert words.next_line(result).startswith("next: run linear")
     assert words.kept_line(result) == "kept: the way linear in kept" and words.kept_line(compared(linear)) == ""
     both = replace(result, kept_folders={"linear": "kept", "home": "other"})
-    assert words.next_line(both).startswith("next: run home"), "the best with nothing sent, which an earlier call kept"
+    assert words.next_line(both).startswith("next: run linear"), "what this call kept"
+    earlier = replace(both, kept="", kept_way="")
+    assert words.next_line(earlier).startswith("next: run home"), (
+        "the best with nothing sent, which an earlier call kept"
+    )
     assert "page" in words.next_line(compared(linear))
 
 
@@ -685,7 +702,7 @@ def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) 
     out = tmp_path / "out"
     run = ("compare", model, data, "--out", out, *SMALL, "--ways", "encoder")
     found = call(*run)
-    last = found.stdout.splitlines()[-1]
+    (last,) = (line for line in found.stdout.splitlines() if line.startswith("disk: "))
     assert last.startswith(f"disk: {size_text(bytes_on_disk(out))} in {out}; ") and "cells and runs" in last
     for name in ("cells", "runs"):
         shutil.rmtree(out / name)

@@ -300,6 +300,8 @@ def test_a_file_that_is_nearly_there_is_named(tmp_path: Path, encoder: Owner) ->
     (tmp_path / "claims.csv").write_text("text,label\na,b\n")
     refused(call("data", tmp_path / "claim.csv", "--out", tmp_path / "o.jsonl"), 2, "did you mean claims.csv?")
     refused(call("compare", "demo:minilm", tmp_path / "claim.csv"), 2, "did you mean claims.csv?")
+    refused(call("data", tmp_path / "october.csv", "--out", tmp_path / "o.jsonl"), 2, "there is claims.csv; ")
+    refused(call("compare", "demo:minilm", tmp_path / "claims.csv", "--ways", "mask,plan"), 2, "did you mean plain?")
     refused(call("sanitize", tmp_path / "claims.csv", "--method", "maks"), 2, "did you mean mask?")
     refused(call("models", "demo:minlm"), 3, "did you mean demo:minilm?")
     refused(call("key", "status", tmp_path), 4, f"{tmp_path} is a folder, not a key file")

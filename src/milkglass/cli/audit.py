@@ -273,8 +273,8 @@ def run_audit(
 def plan_text(time_estimate: TimeEstimate, budget: str) -> str:
     """Returns words that say how long the attacks will take, and for which ones the budget leaves too little time."""
     announcement = (
-        f"attacks, the strongest first: about {duration_text(time_estimate.seconds)} of processor time for "
-        f"{time_estimate.timed_attack_count} of them"
+        f"attacks, those that usually read most first: about {duration_text(time_estimate.seconds)} of processor time "
+        f"for {time_estimate.timed_attack_count} of them"
     )
     if time_estimate.open_ended_titles:
         announcement += f", and for {', '.join(time_estimate.open_ended_titles).lower()} up to half of what is left"

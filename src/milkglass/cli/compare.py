@@ -213,7 +213,7 @@ def compare(
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), legend(), "", *result.verdict, *notes_of(result), *file_lines]),
+        lambda: "\n".join([table(rows_of(result)), legend(), "", *notes_of(result), *file_lines, "", *result.verdict]),
     )
     if not as_json and (next_step := next_line(result)):
         note(next_step)

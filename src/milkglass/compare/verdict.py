@@ -59,6 +59,13 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             "four times as many rows halve that."
         )
     changed_ways = [way for way in sent_ways if way.group not in UNCHANGED_GROUPS]
+    attacked_ways = [way for way in changed_ways if not math.isnan(way.highest_share_read)]
+    if attacked_ways and not hiding_ways:
+        least_read = min(attacked_ways, key=lambda way: way.highest_share_read)
+        sentences.append(
+            f"Of the ways that change the text, least is read of {least_read.title}: {_reading_text(least_read)}; "
+            f"it has {quality_text(result, least_read)}."
+        )
     readings = [way.reading for way in changed_ways if way.reading is not None and way.reading.content is not None]
     if readings and all(reading.names is None for reading in readings):
         sentences.append(

@@ -23,7 +23,7 @@ from milkglass.compare.result import Group, slower_alternative
 from milkglass.compare.rows import ComparisonRows
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
-from milkglass.errors import JobFailed, UsageError
+from milkglass.errors import JobFailed, UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
 from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
 from milkglass.experiments.runs import unpack_answers
@@ -617,7 +617,8 @@ def choose_ways(
         unknown_names = [name for name in names if name not in WAYS]
         if len(unknown_names) > 1:
             raise UsageError(
-                f"there are no ways {', '.join(map(repr, unknown_names))}", f"some of {', '.join(WAYS)}, with commas"
+                f"there are no ways {', '.join(map(repr, unknown_names))}",
+                f"{''.join(did_you_mean(name, WAYS) for name in unknown_names)}some of {', '.join(WAYS)}, with commas",
             )
         chosen_names = {WAYS[name].name for name in names}
         return [way for way in WAYS.values() if way.name in chosen_names]

@@ -10,6 +10,7 @@ from milkglass.plots import GREY, INK, panels, plot_style, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 460
 MARKER_WIDTH = 2.5  # percent of the axis
+MARKER_HEIGHT = 0.05  # of the distance between the highest and the lowest way
 STYLES: dict[Group, tuple[str, str]] = {  # marker and colour
     "nothing is sent": ("D", "#1b7f5c"), "names are masked": ("s", "#7b3294"), "words are replaced": ("^", "#8a6d00"),
     "words are scrambled": ("o", "#b4530a"), "states are sent": ("v", "#a01c44"),
@@ -26,14 +27,15 @@ def picture_svg(result: ComparisonResult) -> str:
     scale = 100 if result.measure == "accuracy" else 1
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
-        places = _places([(100 * way.share_read, scale * way.quality.value) for way in points if way.quality])
+        true_places = [(100 * way.share_read, scale * way.quality.value) for way in points if way.quality]
+        places = _places(true_places, -1 if result.measure == "loss" else 1)
         colours, labelled_groups = [STYLES[point.group][1] for point in points], set[Group]()
         for point, (read, value), colour in zip(points, places, colours, strict=True):
             assert point.quality is not None
-            low, high = scale * point.quality.low, scale * point.quality.high
-            axes.errorbar(
-                read, value, [[value - low], [high - value]], fmt=STYLES[point.group][0], color=colour, markersize=8,
-                elinewidth=1, alpha=0.95, label=None if point.group in labelled_groups else point.group,
+            axes.vlines(read, scale * point.quality.low, scale * point.quality.high, color=colour, linewidth=1)
+            axes.plot(
+                read, value, STYLES[point.group][0], color=colour, markersize=8, alpha=0.95,
+                label=None if point.group in labelled_groups else point.group,
             )  # fmt: skip
             labelled_groups.add(point.group)
         best_local = result.best_local
@@ -57,12 +59,18 @@ def drawn_ways(result: ComparisonResult) -> list[WayResult]:
     return [way for way in result.finished_ways if not math.isnan(way.share_read)]
 
 
-def _places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns where points are drawn: one that would hide an earlier point moves to the right by a marker's width."""
-    height = max(y for _, y in points) - min(y for _, y in points)
+def _places(points: Sequence[tuple[float, float]], up: int) -> list[tuple[float, float]]:
+    """Returns where points are drawn: one that would hide an earlier point moves down by a marker's height.
+
+    Args:
+        points: (x, y) of each way.
+        up: 1 if larger values are drawn higher, else -1.
+    """
+    values = [y for _, y in points]
+    step = MARKER_HEIGHT * (max(values) - min(values) or abs(values[0]) or 1)
     placed = list[tuple[float, float]]()
     for x, y in points:
-        while any(abs(x - other_x) < MARKER_WIDTH and abs(y - other_y) <= 0.03 * height for other_x, other_y in placed):
-            x += MARKER_WIDTH
+        while any(abs(x - other_x) < MARKER_WIDTH and abs(y - other_y) < step for other_x, other_y in placed):
+            y -= 1.01 * up * step
         placed.append((x, y))
     return placed

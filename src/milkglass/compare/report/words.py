@@ -21,6 +21,7 @@ UNKNOWN_MEANING = (
     "nothing of the kind was found in the texts, no attack that was run reads it, or nothing has to be guessed; a name "
     "is known by a capital letter (A to Z) inside a sentence"
 )
+MUCH_MORE = 0.1  # a share of names or numbers stands in a way's line if it is so much above that of content words
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
 
@@ -70,7 +71,7 @@ def line(way: WayResult, measure: str) -> str:
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
     has_share = way.reading is None or way.reading.content is not None
-    more = read_by_attacks(way) + (" of names and content words read" if has_share else "")
+    more = read_by_attacks(way) + (" of names and content words read" if has_share else "") + _read_more_of(way)
     if way.is_local:
         more = "nothing is sent"
     elif way.group == "confidential hardware":
@@ -79,18 +80,30 @@ def line(way: WayResult, measure: str) -> str:
     return f"{way.title}: {kind}{with_interval(way.quality, measure)}, {more}"
 
 
+def _read_more_of(way: WayResult) -> str:
+    """Returns the shares of names and of numbers that are read, if they are much above that of all content words."""
+    if way.reading is None or way.reading.content is None:
+        return ""
+    classes = (("names", way.reading.names), ("numbers", way.reading.numbers))
+    least = way.reading.content.value + MUCH_MORE
+    return "".join(
+        f", {read_share(way, share)} of {noun}" for noun, share in classes if share is not None and share.value > least
+    )
+
+
 def next_line(result: ComparisonResult) -> str:
     """Returns the command that uses a kept model, and where the other commands are; "" if no way has one.
 
-    The model is the best with nothing sent, or that of this call if the best one is not kept.
+    The model is the one that this call kept, or the best with nothing sent if an earlier call kept it.
     """
     best_local, with_command = result.best_local, [way for way in result.finished_ways if way.command]
     best_kept = best_local.name if best_local is not None and best_local.name in result.kept_folders else ""
-    kept = next((way for way in with_command if way.name == (best_kept or result.kept_way)), None)
+    kept = next((way for way in with_command if way.name == (result.kept_way or best_kept)), None)
     if kept is None:
         has_command = any(way.command for way in result.finished_ways)
         return "the page has the next commands" if has_command else ""
-    title = f"{kept.title}, the best with nothing sent" if kept.name == best_kept else kept.title
+    is_best = best_local is not None and kept.name == best_local.name
+    title = f"{kept.title}, the best with nothing sent" if is_best else kept.title
     return f"next: {kept.command}   ({title}; the page has the other commands)"
 
 
