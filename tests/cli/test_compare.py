@@ -491,6 +491,15 @@ def test_a_cell_of_many_words_breaks_between_them() -> None:
     assert "<div><span>72 %</span> <span>(69-75)</span></div>" in html, "one part beside its name, on a narrow page"
 
 
+@pytest.mark.parametrize("up", [1, -1])
+def test_a_point_of_the_picture_moves_down_and_below_no_worse_one(up: int) -> None:
+    points = [(100.0, up * 1.93), (100.0, up * 2.0), (0.0, up * 2.0), (0.0, up * 2.0), (50.0, up * -1.0)]
+    places = picture._places(points, up)
+    assert [x for x, _ in places] == [x for x, _ in points], "what is read stays as it is"
+    assert places[1] == points[1] and places[2] == points[2] and places[4] == points[4]
+    assert up * places[0][1] < up * places[1][1] and up * places[3][1] < up * places[2][1]
+
+
 def test_the_picture_draws_only_what_is_known() -> None:
     unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
     svg = picture.picture_svg(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))

@@ -60,7 +60,9 @@ def drawn_ways(result: ComparisonResult) -> list[WayResult]:
 
 
 def _places(points: Sequence[tuple[float, float]], up: int) -> list[tuple[float, float]]:
-    """Returns where points are drawn: one that would hide an earlier point moves down by a marker's height.
+    """Returns where points are drawn: one that would hide a higher point moves down by a marker's height.
+
+    Of two ways the better one is never drawn lower, if as much is read of both.
 
     Args:
         points: (x, y) of each way.
@@ -68,9 +70,10 @@ def _places(points: Sequence[tuple[float, float]], up: int) -> list[tuple[float,
     """
     values = [y for _, y in points]
     step = MARKER_HEIGHT * (max(values) - min(values) or abs(values[0]) or 1)
-    placed = list[tuple[float, float]]()
-    for x, y in points:
-        while any(abs(x - other_x) < MARKER_WIDTH and abs(y - other_y) < step for other_x, other_y in placed):
-            y -= 1.01 * up * step
-        placed.append((x, y))
-    return placed
+    placed = dict[int, tuple[float, float]]()
+    for index in sorted(range(len(points)), key=lambda index: -up * points[index][1]):
+        x, y = points[index]
+        near = [other_y for other_x, other_y in placed.values() if abs(x - other_x) < MARKER_WIDTH]
+        lowest = min((up * other_y for other_y in near), default=math.inf)
+        placed[index] = (x, up * min(up * y, lowest - step))
+    return [placed[index] for index in range(len(points))]
