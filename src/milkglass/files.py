@@ -1,9 +1,9 @@
 """Writes files and folders that appear whole or not at all, and that only their owner can read.
 
 All that Milkglass writes for its user has mode 0600 (folders 0700) from the first byte. The content is on the disk
-before the name is, and the name has its old content until then. A writer that is killed leaves a file named
-`.NAME.XXXXXXXX.tmp` (eight hexadecimal digits), which is never read. Scrambled folders, which are for others, have the
-modes of any new file.
+before the name is, and the name has its old content until then. A writer that is killed leaves a file or folder such
+as `.key.mgkey.0a1b2c3d.tmp`, which is never read. Scrambled folders, which are for others, have the modes of any new
+file.
 """
 
 from __future__ import annotations

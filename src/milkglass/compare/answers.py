@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from milkglass import files
 from milkglass.client.codec.codec import Codec
 from milkglass.compare.chat_rows import ChatRows, prompt_messages
-from milkglass.deadline import until
+from milkglass.deadline import require_time
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.defences.sanitized_text import SanitizedTokensClient, SanitizerDefence
 from milkglass.defences.token_halves import TokenClient, TokenServer
-from milkglass.errors import JobFailed, UnsupportedModel
+from milkglass.errors import UnsupportedModel
 from milkglass.experiments.kinds.fine_tuning import write_rows
 from milkglass.experiments.kinds.generation import greedy_ids, load_generator, reference_answers, row_losses
 from milkglass.experiments.procedures import sanitized_chats
@@ -119,7 +119,7 @@ class ChatPreparer:
 
 def decoder_cell(
     base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, is_tuned: bool,
-    seed: int, cells: Path, threads: int | None, log: Log, deadline: float,
+    seed: int, cells: Path, threads: int | None, log: Log,
 ) -> tuple[TrainedHalves, ChatPreparer]:  # fmt: skip
     """Returns a cell, trained and asked if it does not exist, and what its client half sends.
 
@@ -127,10 +127,9 @@ def decoder_cell(
 
     Args:
         is_tuned: whether the model is trained. Otherwise it is asked as it is.
-        deadline: of `time.monotonic`, at which a training ends, and so does asking.
 
     Raises:
-        JobFailed: the training failed, or the deadline passed.
+        JobFailed: the training failed, or the deadline (milkglass/deadline.py) passed.
         UnsupportedModel: the defence sends no token ids.
     """
     extent = rows.extent
@@ -143,13 +142,13 @@ def decoder_cell(
         "training": training.model_dump() if is_tuned else {"max_length": training.max_length},
         "seed": seed,
     }
-    with until(deadline), cell_folder(cells, identity, log) as folder:
+    with cell_folder(cells, identity, log) as folder:
         client, server = load_or_split(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
         preparer = ChatPreparer.of(base, client, defence, rows, seed)
-        result = _tune(preparer, server, rows, training, folder, threads, log, deadline) if is_tuned else server
-        answered = _answer(preparer, result, rows, training.dtype == "bfloat16", folder, log, deadline)
+        result = _tune(preparer, server, rows, training, folder, threads, log) if is_tuned else server
+        answered = _answer(preparer, result, rows, training.dtype == "bfloat16", folder, log)
         client_seconds, training_seconds = stored_seconds(folder)
     own_answers = reference_answers(rows.asked[: extent.written])
     likeness = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
@@ -167,7 +166,7 @@ def decoder_cell(
 
 def _tune(
     preparer: ChatPreparer, server: TokenServer, rows: ChatRows, training: Hyperparameters, folder: Path,
-    threads: int | None, log: Log, deadline: float,
+    threads: int | None, log: Log,
 ) -> TokenServer:  # fmt: skip
     """Trains the server's model on the rows as the client sends them."""
     job = folder / "job"
@@ -179,11 +178,11 @@ def _tune(
             file = preparer.training_rows(rows.chats[:row_limit], folder)
             write_rows(preparer.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
-    return run_training(folder, log, deadline)
+    return run_training(folder, log)
 
 
 def _answer(
-    preparer: ChatPreparer, server: TokenServer, rows: ChatRows, in_bf16: bool, folder: Path, log: Log, deadline: float
+    preparer: ChatPreparer, server: TokenServer, rows: ChatRows, in_bf16: bool, folder: Path, log: Log
 ) -> dict[str, Any]:
     """Returns the losses and the written answers, from the cell's folder if they are there.
 
@@ -195,11 +194,11 @@ def _answer(
         return dict(json.loads(path.read_text("utf-8")))
     model: Any = load_generator(server.folder)
     with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16):
-        losses = _losses(model, preparer, rows, folder, log, deadline)
+        losses = _losses(model, preparer, rows, folder, log)
     model = model.to(torch.bfloat16) if in_bf16 else model
     prompts = [preparer.prompt(row) for row in rows.asked[: rows.extent.written]]
     texts, started = list[str](), time.process_time()
-    for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log, deadline):
+    for part in _parts(len(prompts), ANSWERS_AT_A_TIME, "answers are written", log):
         texts += preparer.codec.decode_batch(greedy_ids(model, prompts[part], rows.extent.new_tokens))
     seconds = (time.process_time() - started) / max(1, len(prompts))
     result = {
@@ -212,9 +211,7 @@ def _answer(
     return result
 
 
-def _losses(
-    model: Any, preparer: ChatPreparer, rows: ChatRows, folder: Path, log: Log, deadline: float
-) -> NDArray[np.float64]:
+def _losses(model: Any, preparer: ChatPreparer, rows: ChatRows, folder: Path, log: Log) -> NDArray[np.float64]:
     """Returns (2, rows) the sum of each row's losses, and the number of its answers' tokens."""
     asked_examples = preparer.asked_rows(rows.asked, folder)
     encoded = preparer.codec.encode_truncated(
@@ -225,22 +222,21 @@ def _losses(
     ]
     order = np.argsort([len(ids) for ids in encoded.ids], kind="stable").tolist()
     result = np.zeros((2, len(asked_examples)))
-    for part in _parts(len(order), ROWS_AT_A_TIME, "rows are asked about", log, deadline):
+    for part in _parts(len(order), ROWS_AT_A_TIME, "rows are asked about", log):
         losses_and_counts = row_losses(model, [examples[i] for i in order[part]], ROWS_AT_A_TIME)
         for index, loss, token_count in zip(order[part], *losses_and_counts, strict=True):
             result[:, encoded.source_indices[index]] += loss, token_count
     return result
 
 
-def _parts(count: int, size: int, activity: str, log: Log, deadline: float) -> Iterator[slice]:
+def _parts(count: int, size: int, activity: str, log: Log) -> Iterator[slice]:
     """Yields slices of `size` that cover `count`, and logs how far they are, such as "8 of 40 answers are written".
 
-    Raises JobFailed once the deadline passed.
+    Raises JobFailed once the deadline (milkglass/deadline.py) passed.
     """
     last_report = time.monotonic()
     for start in range(0, count, size):
-        if time.monotonic() > deadline:
-            raise JobFailed("the time is over", "the same command with more time goes on")
+        require_time()
         if time.monotonic() - last_report > 8:
             log(f"{start} of {count} {activity}")
             last_report = time.monotonic()

@@ -27,7 +27,7 @@ from milkglass.errors import CodecError, naming_texts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import HELD_OUT_SHARE, MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error
+from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error, rows_to_ask
 from milkglass.rows.messages import Message
 from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.server.spec import Hyperparameters
@@ -117,7 +117,7 @@ class ChatRows(ComparisonRows):
         order = [distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct)).tolist()]
         answered_indices = [index for index in order if index not in rows.unanswered_indices]
         uncut_indices = [index for index in answered_indices if index not in rows.cut_indices]
-        count = min(extent.rows, max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(answered_indices))))
+        count = min(extent.rows, rows_to_ask(len(answered_indices)))
         if validation_rows is None:
             longer = "a larger --max-length, or --validation too"
             equal_count = len(rows.examples) - len(distinct)

@@ -121,8 +121,9 @@ def _fold_scale(folder: Path, scale: Scale) -> bool:
         tensors = load_file(path)
         for name, bias in tensors.items():
             weight_name = f"{name.removesuffix('.bias')}.weight"
-            if name.endswith(".bias") and bias.shape == (1,) and bias.dtype == np.float32 and weight_name in tensors:
-                tensors[weight_name] = (tensors[weight_name] * scale.spread).astype(np.float32)
+            weight = tensors.get(weight_name) if name.endswith(".bias") and bias.shape == (1,) else None
+            if weight is not None and weight.shape[0] == 1 and weight.dtype == bias.dtype == np.float32:
+                tensors[weight_name] = (weight * scale.spread).astype(np.float32)
                 tensors[name] = (bias * scale.spread + scale.mean).astype(np.float32)
                 save_file(tensors, path, metadata={"format": "pt"})
                 return True

@@ -13,7 +13,7 @@ from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import HELD_OUT_SHARE, MIN_HELD_OUT, Example, Summary, checked_summary, read_examples
+from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, checked_summary, read_examples, rows_to_ask
 from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.threat.defence import LabelledTexts
 
@@ -49,7 +49,7 @@ class SplitRows:
         order = np.random.default_rng(seed).permutation(len(rows))[:max_rows]
         if validation is None:
             require_rows(data.name, len(order), 2 * MIN_HELD_OUT, len(all_rows) - len(rows), "or --validation too")
-            count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(order)))
+            count = rows_to_ask(len(order))
             held_out, order = [rows[i] for i in order[:count]], order[count:]
         else:
             validation_rows = list(read_examples(validation))

@@ -33,6 +33,7 @@ from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Differe
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
+from milkglass.deadline import until
 from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
 from milkglass.extras import missing_extra_error
@@ -287,7 +288,7 @@ class _Run:
         self, setting: ComparisonSettings, out: Path, limits: TimeLimits, public: Sequence[str], log: Log
     ) -> None:
         self._started = time.monotonic() if limits.started is None else limits.started
-        self.setting = replace(setting, deadline=self._started + limits.seconds)
+        self.setting, self._deadline = setting, self._started + limits.seconds
         self.out, self.limits, self.public, self.log = out, limits, public, log
         self.models: dict[str, WayAnswer] = {}
         self.earlier_seconds = 0.0
@@ -358,7 +359,8 @@ class _Run:
             started = time.monotonic()
             self.log(f"{way.title}: its answers are measured")
             with self._counting_time(way):
-                way_answer = way.measure_answers(self.setting)
+                with until(self._deadline):
+                    way_answer = way.measure_answers(self.setting)
                 if way_answer.cell is not None:
                     self._note_training_time(time.monotonic() - started, way)
                 if not np.isfinite(way_answer.answers).all():
@@ -367,7 +369,7 @@ class _Run:
                     self.models[way.name] = way_answer
                 reading = self._attack(way, way_answer, seconds)
         except (MilkglassError, OSError, ModuleNotFoundError) as error:  # the other ways are run all the same
-            if isinstance(error, MilkglassError) and time.monotonic() > self.setting.deadline:
+            if isinstance(error, MilkglassError) and time.monotonic() > self._deadline:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it had answers"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             return replace(empty_result, state="failed", reason=_fault_text(error)), None
@@ -411,10 +413,11 @@ class _Run:
         if name not in self.models:
             self.log(f"{WAYS[name].title}: made again, to be kept in {folder}")
         seconds = min(KEEP_SECONDS, max(MIN_KEEP_SECONDS, self.limits.at_most(KEEP_SECONDS)))
-        deadline = max(self.setting.deadline, time.monotonic() + seconds)
-        setting = replace(self.setting, deadline=deadline)
+        deadline = max(self._deadline, time.monotonic() + seconds)
         try:
-            keep.keep(setting, self.models.get(name) or WAYS[name].measure_answers(setting), folder, origin)
+            with until(deadline):
+                way_answer = self.models.get(name) or WAYS[name].measure_answers(self.setting)
+            keep.keep(self.setting, way_answer, folder, origin)
         except (MilkglassError, OSError) as error:  # the page is written all the same
             if keep.is_kept(folder, origin):  # by the same command, which runs at the same time
                 return ""
@@ -570,7 +573,8 @@ def _fault_text(error: MilkglassError | OSError | ModuleNotFoundError) -> str:
             raise error
         error = missing_extra
     if isinstance(error, OSError):
-        return f"{error.filename or 'a file'}: {(error.strerror or 'it cannot be used').lower()}"
+        fault = (error.strerror or "it cannot be used").lower()
+        return f"{error.filename or 'a file'}: {fault}; once that is mended, the same command goes on"
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import abc
 import json
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
@@ -21,9 +19,10 @@ from milkglass.compare import answers
 from milkglass.compare.chat_rows import TASK, ChatRows, has_tools, unsanitized_share
 from milkglass.compare.result import Group, slower_alternative
 from milkglass.compare.rows import ComparisonRows
+from milkglass.deadline import require_time
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
-from milkglass.errors import JobFailed, UsageError, did_you_mean
+from milkglass.errors import UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
 from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
 from milkglass.experiments.runs import unpack_answers
@@ -65,7 +64,6 @@ class ComparisonSettings:
         commands: what {model}, {rows}, {task}, {kept}, {text} and {compare} stand for in the next commands; "run" is
             the command of this comparison.
         notes: how the rows are trained with and asked about.
-        deadline: when a training ends, by `time.monotonic`.
     """
 
     name: str
@@ -79,7 +77,6 @@ class ComparisonSettings:
     log: Log
     commands: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    deadline: float = math.inf
 
     @property
     def problem(self) -> TrialData:
@@ -187,14 +184,8 @@ def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | No
     digest = setting.digest if base is None else base.digest()
     return train_cell(
         model, digest, setting.problem, with_training(defence, training), training, setting.seed,
-        setting.cells, setting.threads, setting.log, setting.deadline,
+        setting.cells, setting.threads, setting.log,
     )  # fmt: skip
-
-
-def require_time(setting: ComparisonSettings) -> None:
-    """Raises JobFailed once the comparison's deadline passed."""
-    if time.monotonic() > setting.deadline:
-        raise JobFailed("the time is over", "the same command with a longer --budget goes on")
 
 
 def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
@@ -238,7 +229,7 @@ class LinearWay(Way):
         train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
         is_regression = setting.rows.task == "regression"
         model = LinearModel.fit(
-            train.texts, train.labels, train.pairs, is_regression, setting.seed, lambda step: require_time(setting)
+            train.texts, train.labels, train.pairs, is_regression, setting.seed, lambda step: require_time()
         )
         setup, watch = watch.seconds(), Stopwatch()
         answers = model.predict(held_out.texts, held_out.pairs)
@@ -468,7 +459,7 @@ def decoder_of(
     digest = setting.digest if base is None else base.digest()
     return answers.decoder_cell(
         base or setting.base, digest, setting.rows, defence, setting.training, is_tuned, setting.seed, setting.cells,
-        setting.threads, setting.log, setting.deadline,
+        setting.threads, setting.log,
     )  # fmt: skip
 
 

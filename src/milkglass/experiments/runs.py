@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import os
 import subprocess
 import time
@@ -27,6 +26,7 @@ from milkglass import __version__, device, files
 from milkglass.client.codec.aliases import repeated_stream
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key
+from milkglass.deadline import require_time
 from milkglass.defences.obfuscated_tables import key_from_secret
 from milkglass.errors import JobFailed, UsageError
 from milkglass.models.checkpoint import Checkpoint
@@ -164,15 +164,15 @@ def write_spec(
     files.write(job / "spec.json", spec.model_dump_json())
 
 
-def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
+def run_job(job: Path, progress: Log) -> Status:
     """Runs the job of a folder with the server's own worker, unless it has succeeded, and returns its final status.
 
-    The checkpoints of a job that succeeded are removed.
+    The checkpoints of a job that succeeded are removed. At a deadline (milkglass/deadline.py) the worker saves its
+    steps and ends.
 
     Args:
         job: the job's folder.
         progress: receives lines for the user.
-        deadline: the time of `time.monotonic` at which the worker saves its steps and ends.
 
     Raises:
         JobFailed: the training failed, or the deadline passed.
@@ -183,7 +183,7 @@ def run_job(job: Path, progress: Log, deadline: float = math.inf) -> Status:
     if not status.is_file():
         with exit_on_sigterm(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
             try:
-                report_progress(worker, job, progress, deadline)
+                report_progress(worker, job, progress)
             except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
                 progress("stopping: the training saves its steps")
                 worker.terminate()
@@ -218,20 +218,19 @@ POLL_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the f
 GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
-def report_progress(worker: subprocess.Popen[bytes], job: Path, progress: Log, deadline: float = math.inf) -> None:
+def report_progress(worker: subprocess.Popen[bytes], job: Path, progress: Log) -> None:
     """Reports progress until the worker ends. Events of an earlier start are not reported again.
 
     Raises:
-        JobFailed: the deadline (of `time.monotonic`) has passed.
+        JobFailed: the deadline (milkglass/deadline.py) has passed.
     """
     start = (job / EVENTS_FILE).stat().st_size if (job / EVENTS_FILE).is_file() else 0
     next_line_time, last_line = time.monotonic(), ""
     while True:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             worker.wait(POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline:
-                raise JobFailed("the time is over", "the same command with more time goes on") from None
+        if worker.returncode is None:
+            require_time()
             if time.monotonic() < next_line_time:
                 continue
         line = newest_metrics_text(job, start)

@@ -39,7 +39,7 @@ FOREIGN_FORMATS = {
 MESSAGES_HINT = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 MIN_ROWS_TO_JUDGE = 20  # rows from which on labels that mostly occur once are taken for ids
 MIN_HELD_OUT = 40  # rows that a comparison asks about at least, and as many that it trains with
-HELD_OUT_SHARE = 0.2  # of the rows that a comparison asks about; MIN_HELD_OUT at least
+HELD_OUT_SHARE = 0.2  # of the rows that a comparison asks about; MIN_HELD_OUT at least (`rows_to_ask`)
 ID_COLUMN = "id"  # the column with the names of a table's rows
 # How messages call the rows of each kind
 ROW_NOUNS: dict[RowKind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
@@ -251,6 +251,11 @@ def sort_labels(labels: Collection[str]) -> list[str]:
     """Returns labels in order: whole numbers by value, of any length, and names by alphabet."""
     numeric = all(name.isascii() and name.isdigit() for name in labels)
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
+
+
+def rows_to_ask(row_count: int) -> int:
+    """Returns how many of so many different rows a comparison asks about, and does not train with."""
+    return max(MIN_HELD_OUT, round(HELD_OUT_SHARE * row_count))
 
 
 def require_classes(source: Source, summary: Summary) -> None:

@@ -28,7 +28,7 @@ from milkglass import files
 from milkglass.client.alone import LinearModel, pool_probabilities
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.client.training_request import HELD_OUT_SHARE, MIN_HELD_OUT, held_out_count
-from milkglass.deadline import require_time, until
+from milkglass.deadline import require_time
 from milkglass.defences.token_halves import TokenClient, TokenServer
 from milkglass.errors import UsageError
 from milkglass.experiments.record import POOLED_SUFFIX, SPREAD_SUFFIX
@@ -166,9 +166,11 @@ def stored_seconds(folder: Path) -> tuple[float, ...]:
 
 def train_cell(
     base: Checkpoint, base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int,
-    cells_folder: Path, threads: int | None, progress: Log = no_log, deadline: float = math.inf,
+    cells_folder: Path, threads: int | None, progress: Log = no_log,
 ) -> TrainedHalves:  # fmt: skip
     """Returns a cell, trained if it does not exist.
+
+    At a deadline (milkglass/deadline.py) the split, the training and the wait for another run end.
 
     Args:
         base: the model that is split.
@@ -179,20 +181,19 @@ def train_cell(
         seed: decides the secret and the training.
         cells_folder: the folder with all cells.
         threads: how many threads the training uses. None: the worker decides.
-        deadline: the time of `time.monotonic` at which the split, the training or the wait for another run is stopped.
 
     Raises:
         JobFailed: the training fails, or the deadline passes.
         UsageError: there are too few rows to stop early by.
     """
     identity = _identity(base_digest, data, defence, training, seed)
-    with until(deadline), cell_folder(cells_folder, identity, progress) as folder:
+    with cell_folder(cells_folder, identity, progress) as folder:
         if not _has_model(folder):  # its answers, if there are any, are of a model on another machine
             (folder / ANSWERS_FILE).unlink(missing_ok=True)
         client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _train_server_half(client, server, data, training, folder, threads, progress, deadline)
+            tuned = _train_server_half(client, server, data, training, folder, threads, progress)
         answers = _grade_answers(client, tuned, data, seed, folder)
         client_seconds, training_seconds = stored_seconds(folder)
     return TrainedHalves(
@@ -288,7 +289,7 @@ def load_or_split(
 
 def _train_server_half(
     client: TokenClient, server: Server, data: TrialData, training: Hyperparameters, folder: Path, threads: int | None,
-    progress: Log, deadline: float,
+    progress: Log,
 ) -> TokenServer:  # fmt: skip
     """Trains the server's half. To stop early, epochs are compared on rows of the training data, as in `finetune`."""
     job = folder / "job"
@@ -310,15 +311,15 @@ def _train_server_half(
             with count_seconds(folder, "client_seconds"):
                 _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
-    return run_training(folder, progress, deadline)
+    return run_training(folder, progress)
 
 
-def run_training(folder: Path, progress: Log, deadline: float) -> TokenServer:
+def run_training(folder: Path, progress: Log) -> TokenServer:
     """Runs the training of a cell's server half, unless it has ended before, and returns the trained half."""
     job = folder / "job"
     with nullcontext() if (job / "result").is_dir() else count_seconds(folder, "training_seconds"):
         release_memory()  # what splitting and encoding used is free, and the training process needs memory
-        run_job(job, progress, deadline)
+        run_job(job, progress)
     return TokenServer(job / "result")
 
 
