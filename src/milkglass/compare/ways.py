@@ -179,7 +179,10 @@ class Way(abc.ABC):
 
 
 def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
-    """Returns the trained halves of a defence, trained unless an earlier comparison of the same rows did it."""
+    """Returns the trained halves of a defence.
+
+    They are trained unless a comparison or a recipe with the same rows and settings did it.
+    """
     model, training = base or setting.base, with_defence_dtype(setting.training, defence)
     digest = setting.digest if base is None else base.digest()
     return train_cell(
