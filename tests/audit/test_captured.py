@@ -14,7 +14,7 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
 from milkglass.audit.defence_scene import scene_of as by_halves
 from milkglass.audit.run import run
-from milkglass.audit.scene import ALIKE, Scene
+from milkglass.audit.scene import ALIKE, OTHER, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
@@ -81,6 +81,20 @@ def test_ids_of_a_permutation_are_read_by_who_ran_the_client_and_not_as_they_are
     path = captured(tmp_path / "ids.jsonl", codec, lambda ids: shuffled[ids].tolist())
     found = best_of(base, path, "as-it-is", "channel")
     assert found["as-it-is, model only"] < 0.1 and found["channel, known texts"] > 0.95
+
+
+def test_ids_above_the_public_vocabulary_are_judged_too(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    """A vendor may number its ids as it likes. Only ids that were sent count as the vocabulary."""
+    shuffled = tiny.VOCAB + 7 * np.random.default_rng(5).permutation(tiny.VOCAB)
+    path = captured(tmp_path / "ids.jsonl", codec, lambda ids: shuffled[ids].tolist())
+    names = ("as-it-is", "tfa", "decipherment", "channel")
+    done = run(scene_of(base, read_captured(path), 1), {name: ATTACKS[name] for name in names}, None, Budget(60), 1)
+    states = {one.attack: (one.state, one.reason) for one in done.results}
+    assert {state for state, _ in states.values()} == {"done"}, states
+    (as_it_is,) = (one for one in done.results if one.attack == "as-it-is")
+    assert as_it_is.measures["tokens top-1"].value == 0
+    sent = {int(shuffled[number]) for ids in codec.encode(TEXTS).ids for number in ids}
+    assert as_it_is.measures["vocabulary top-1"].units <= len(sent)
 
 
 def test_ids_in_another_order_are_graded_where_they_came(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -304,6 +318,23 @@ def test_the_attacker_does_not_have_the_texts_that_are_attacked(base: Checkpoint
         scene_of(base, read_captured(path), 1)
 
 
+def test_an_attacker_with_public_text_has_that_text_alone(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    """Public text of this grammar reads a permutation's frequencies; texts that are attacked are taken out of it."""
+    shuffled = np.random.default_rng(5).permutation(tiny.VOCAB)
+    rows = read_captured(captured(tmp_path / "rows.jsonl", codec, lambda ids: shuffled[ids].tolist()))
+    public = [f"{text} again" for text in TEXTS] + TEXTS
+    scene = scene_of(base, rows, 1, public=public)
+    (other,) = (adversary for adversary in scene.adversaries if adversary.name == OTHER)
+    corpus, private = other.knowledge.corpus, {ids.tobytes() for ids in scene.truth.tokens}
+    assert corpus is not None and other.knowledge.pairs is None and other.knowledge.rehearse is None
+    assert 0 < len(corpus) < len(public) and private.isdisjoint(ids.tobytes() for ids in corpus)
+    done = run(scene, {"decipherment": ATTACKS["decipherment"]}, None, Budget(60), 1).results
+    read = {one.adversary: one.measures["tokens top-1"].value for one in done if one.state == "done"}
+    assert read[OTHER] > 0.5, read
+    with pytest.raises(UsageError, match="public text of another kind"):
+        scene_of(base, rows, 1, public=TEXTS[:2])
+
+
 def test_a_text_that_is_too_long_is_left_out(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "rows.jsonl", codec, lambda ids: ids)
     text = "we see the wound " * codec.max_tokens
@@ -333,6 +364,14 @@ def test_the_command_judges_a_client_and_writes_the_page(base: Checkpoint, codec
     found = document(call(*run_, "--model", base.folder, "--json"))
     assert found["level"] == "most" and found["best"]["attack"] == "as-it-is"
     assert "100" in (tmp_path / "audit" / "audit.html").read_text("utf-8")
+    public = tmp_path / "public.csv"
+    public.write_text("body;kind\n" + "".join(f"again {text};x\n" for text in TEXTS), "utf-8")
+    wide = ("--public", public, "--text-column", "body", "--out", tmp_path / "wide")
+    found = document(call(*run_, "--model", base.folder, *wide, "--json"))
+    assert "other text" in {one["adversary"] for one in found["cells"] if one["state"] == "done"}
+    unused = ("--model", base.folder, "--out", tmp_path / "unused")
+    refused(call(*run_, *unused, "--public", public), 5, "public.csv")
+    refused(call(*run_, *unused, "--public", tmp_path / "none.csv"), 2, "none.csv")
     table = ("--server-model", base.folder, "--out", tmp_path / "table")
     found = document(call(*run_, "--model", base.folder, *table, "--json"))
     assert "cluster-solve" in {one["attack"] for one in found["cells"] if one["state"] == "done"}, "it reads the table"

@@ -11,6 +11,7 @@ Where text is sent, attacks read the public model's table.
 
 A random half of the rows is attacked. An attacker has the texts of the other half, without those that are among the
 attacked ones or hold one. A second one, who can run the client as its vendor can, has what was sent for them as well.
+A third one has public text of another kind, if it is given.
 The public model's own ids or states are a control: all of it is read.
 """
 
@@ -32,7 +33,7 @@ from milkglass.attacks.embeddings.sparse import equal_rows
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
-from milkglass.audit.scene import ALIKE, KNOWN, MIN_PRIVATE_TEXTS, Adversary, Scene, require_attacker_texts
+from milkglass.audit.scene import ALIKE, KNOWN, MIN_PRIVATE_TEXTS, OTHER, Adversary, Scene, require_attacker_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText, UsageError
@@ -179,7 +180,12 @@ def _finite_vectors(rows: list[list[float]]) -> NDArray[np.float32] | None:
 
 
 def scene_of(
-    base: Checkpoint, rows: Sequence[CapturedRow], seed: int, layer: int = 0, served: Checkpoint | None = None
+    base: Checkpoint,
+    rows: Sequence[CapturedRow],
+    seed: int,
+    layer: int = 0,
+    served: Checkpoint | None = None,
+    public: Sequence[str] | None = None,
 ) -> Scene:
     """Returns the scene of captured rows.
 
@@ -189,10 +195,11 @@ def scene_of(
         seed: decides which half is attacked.
         layer: how many layers the client runs before it sends vectors.
         served: the model on the vendor's server, to which ids are sent. None: the attacker does not have it.
+        public: texts of another kind that an attacker has. None: no attacker has any.
 
     Raises:
         CodecError: what was sent does not fit the public model's tokens, or the served model.
-        UsageError: there are too few rows.
+        UsageError: there are too few rows, or too few public texts.
     """
     codec, order = public_codec(base), np.random.default_rng(seed).permutation(len(rows))
     middle = len(rows) // 2
@@ -207,13 +214,18 @@ def scene_of(
     require_attacker_texts(ALIKE, len(attacker_rows))
     client = _CapturedClient(base, codec, layer)
     private_sent, attacker_sent = client.sent_texts(private), client.sent_texts(attacker_rows)
-    truth = replace(
-        truth_of(codec, private_sent.sent, private_sent.original, [attacker_sent.original]), origin=private_sent.origin
-    )
+    corpora = [attacker_sent.original]
+    attackers = []
+    if public is not None:
+        texts_left = decontaminate(public, [row.text for row in private])
+        require_attacker_texts(OTHER, len(texts_left))
+        corpora.insert(0, client.public_ids([public[index] for index in texts_left.tolist()]))
+        attackers.append(Adversary.with_text(OTHER, Knowledge(corpus=corpora[0])))
+    truth = replace(truth_of(codec, private_sent.sent, private_sent.original, corpora), origin=private_sent.origin)
     scheme = {"name": f"captured {rows[0].kind}"}
     text_alone = Knowledge(corpus=attacker_sent.original)
     text_and_client = replace(text_alone, **client.knowledge_fields(attacker_sent))
-    attackers = [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
+    attackers += [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
     max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
     served_weights = [] if served is None else [_served_weights(served, rows[0], max_id)]
     if rows[0].kind == "text":  # its tokens are public ids, so that the public model's table belongs to them
@@ -303,7 +315,7 @@ class _CapturedClient:
         Raises:
             CodecError: what was sent does not fit the public model's tokens.
         """
-        original = Sequences.of(self.codec.encode([row.text for row in rows], truncate=True).ids)
+        original = self.public_ids([row.text for row in rows])
         if rows[0].kind == "vectors":
             return self._sent_vectors(rows, original)
         if rows[0].kind == "ids":
@@ -317,6 +329,10 @@ class _CapturedClient:
         origin = np.concatenate(places)
         origin = np.where(origin == NO_BELIEF, NO_BELIEF, origin + np.repeat(starts, original.lengths))
         return _SentTexts(Tokens(sent), sent, original, origin.astype(np.int64))
+
+    def public_ids(self, texts: Sequence[str]) -> Sequences:
+        """Returns texts in the public model's ids, each cut to what that model reads."""
+        return Sequences.of(self.codec.encode(texts, truncate=True).ids)
 
     def _replaced_ids(self, row: CapturedRow) -> Ids:
         """Returns the public ids of all that was sent in place of a text, which may be longer than the text."""
@@ -517,10 +533,13 @@ def _matched_places(token_ids: Ids, sent: Ids) -> Ids:
 
 
 def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:
-    """Returns (size,) the public id that each sent id most often stands for; itself where it was not sent."""
-    inverse = np.arange(size, dtype=np.int64)
+    """Returns (size,) the public id that each sent id most often stands for; NO_BELIEF where it was not sent.
+
+    Vectors have no ids: then every public id stands for itself.
+    """
     if texts.origin is None:
-        return inverse
+        return np.arange(size, dtype=np.int64)
+    inverse = np.full(size, NO_BELIEF, np.int64)
     is_sent = texts.origin != NO_BELIEF
     pairs, counts = np.unique(
         np.stack([texts.sent.ids[texts.origin[is_sent]], texts.original.ids[is_sent]], 1), axis=0, return_counts=True

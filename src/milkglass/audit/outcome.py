@@ -181,7 +181,7 @@ def share_in_group(solver_candidates: Sequence[Candidates], truth: Truth) -> flo
     is_hit = np.zeros(len(truth.inverse), np.bool_)
     for group in solver_candidates[0].solved_groups:
         is_hit[group.rows] = np.isin(truth.inverse[group.rows], group.members)
-    return float(is_hit[truth.ordinary[truth.inverse]].mean())
+    return float(is_hit[truth.counted_rows].mean())
 
 
 def shares_by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milkglass import files
 from milkglass.audit.report import preflight
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions
 from milkglass.cli.ui.options import (
@@ -116,9 +117,12 @@ def audit(
         emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.table_rows())}")
         return
     if captured is not None:
-        used = {"captured", "model", "layer", "server_model", "out", "budget", "seed", "as_json"}
+        used = {"captured", "model", "layer", "server_model", "public", "out", "budget", "seed", "as_json"}
+        used |= set() if public is None else {"text_column", "delimiter", "skip_empty"}
         refuse_unused("with --captured", command_line_options(context, used))
-        audit_captured(context, captured, options.model, server_model, layer, out, budget, seed, as_json)
+        audit_captured(
+            context, captured, public, options.model, server_model, layer, out, budget, seed, columns, as_json
+        )
         return
     if text is None:
         raise UsageError(
@@ -176,21 +180,26 @@ def _audit_key(
 
 
 def audit_captured(
-    context: typer.Context, path: Path, model: str | None, server_model: Path | None, layer: int, out: Path,
-    budget: str, seed: int, as_json: bool,
+    context: typer.Context, path: Path, public: Path | None, model: str | None, server_model: Path | None, layer: int,
+    out: Path, budget: str, seed: int, columns: ColumnOptions, as_json: bool,
 ) -> None:  # fmt: skip
     """Audits what somebody else's client sent, and prints the report. The arguments are the options of `audit`.
+
+    The columns are those of the public texts. A captured row has fixed ones.
 
     Raises UsageError if no model is named or the audit cannot be written, CodecError if a row cannot be read.
     """
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
-    require_audit(out, budget, path)
+    require_audit(out, budget, path, public)
     from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
+    from milkglass.rows.examples import read_texts
 
     all_rows = read_captured(path)
     if layer and all_rows[0].kind != "vectors":
         raise UsageError(f"--layer is for captured vectors, and {path.name} has {all_rows[0].kind}", "leave it out")
+    public_file = columns.read_optional(public)
+    public_texts = None if public_file is None else [example.text for example in read_texts(public_file)]
     base = open_original(model)
     rows, max_tokens = rows_within_limit(base, all_rows)
     if left_out_count := len(all_rows) - len(rows):
@@ -206,9 +215,13 @@ def audit_captured(
     note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
     full_identity = {"captured": rows_digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
     full_identity |= {} if served_model is None else {"served": served_model.digest()}
-    finished_audit = run_audit(
-        lambda stage: scene_of(base, rows, seed, layer, served_model), full_identity, out, budget, seed, as_json
-    )
+    if public_file is not None:
+        full_identity |= {"public": files.sha256(public_file.path), **columns.changed_fields()}
+
+    def build_scene(stage: Stage) -> Scene:
+        return scene_of(base, rows, seed, layer, served_model, public_texts)
+
+    finished_audit = run_audit(build_scene, full_identity, out, budget, seed, as_json)
     print_audit(context, finished_audit, out, as_json)
 
 

@@ -27,7 +27,8 @@ class Truth:
     """Holds what the attacker wants to know.
 
     Attributes:
-        inverse: (n',) the public id behind each scrambled id; one of several where an id stands for several tokens.
+        inverse: (n',) the public id behind each scrambled id; one of several where an id stands for several tokens;
+            NO_BELIEF where nobody knows it, since the id was never sent.
         ordinary: (n,) whether each public id is counted: false for special tokens and for rows without a token.
         content: (n,) whether each public id carries content (`content_tokens`).
         decode: turns public ids into text.
@@ -55,6 +56,11 @@ class Truth:
     def tokens(self) -> Sequences:
         """Returns the public ids of the texts, by which guesses are graded."""
         return self.original if self.original is not None else self.sent.map_ids(self.inverse)
+
+    @property
+    def counted_rows(self) -> NDArray[np.bool_]:
+        """Returns (n',) whether each scrambled id is counted: whether a known, ordinary public id is behind it."""
+        return (self.inverse != NO_BELIEF) & self.ordinary[self.inverse]
 
     def readings(self, guess: Guess) -> Ids:
         """Returns (total, k) the public ids that a guess has for each of `tokens`, as in `Guess.by_token`."""
@@ -114,7 +120,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
 
     Returns:
         Measures by name. "tokens" are all running tokens, "content" those of `content_tokens`, "vocabulary" every
-        ordinary id of the table once, sent or not. "hidden bits" is the mean of `Truth.surprise`. "bag" is precision,
+        id of `Truth.counted_rows` once. "hidden bits" is the mean of `Truth.surprise`. "bag" is precision,
         recall and F1 of sets of ids. Whole texts are assigned to the true texts of their batch so that the most tokens
         are right. ROUGE and METEOR compare texts as `truth.decode` gives them. "topics" is the share of answers whose
         topic is right, and "token lengths" the share of tokens whose length is right.
@@ -139,8 +145,7 @@ def score(guess: Guess, truth: Truth, rng: np.random.Generator) -> Recovery:
         if (bits := truth.surprise(guess)) is not None:
             measures[f"{name} hidden bits"] = recovery.token_mean(bits, tokens, mask, rng)
     if guess.by_id is not None:
-        ordinary_rows = truth.ordinary[truth.inverse]
-        ranked = recovery.vocabulary_accuracies(guess.by_id, truth.inverse, ordinary_rows, rng)
+        ranked = recovery.vocabulary_accuracies(guess.by_id, truth.inverse, truth.counted_rows, rng)
         measures |= {f"vocabulary top-{k}": share for k, share in ranked.items()}
     best = readings[:, 0]
     measures["exact texts"] = recovery.exact_share(best, tokens, counted, rng)

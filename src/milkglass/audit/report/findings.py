@@ -189,7 +189,7 @@ def _membership(scene: Scene) -> FindingValues:
     if has_moved is None or not trained_texts:
         return None
     has_occurred = Sequences.of(text for texts in trained_texts for text in texts).counts(len(has_moved)) > 0
-    ordinary = scene.truth.ordinary[scene.truth.inverse]
+    ordinary = scene.truth.counted_rows
     has_moved, has_occurred = has_moved & ordinary, has_occurred & ordinary
     hits = int((has_moved & has_occurred).sum())
     if not hits or hits / has_moved.sum() < 1.2 * has_occurred.sum() / ordinary.sum():
@@ -221,7 +221,7 @@ def mean_cosine_with_originals(scene: Scene) -> float:
         tokens = np.flatnonzero(scene.truth.ordinary)
         rows = scene.symbols[tokens]
     else:
-        rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
+        rows = np.flatnonzero(scene.truth.counted_rows)
         tokens = scene.truth.inverse[rows]
     cosines = torch.nn.functional.cosine_similarity(
         server_table[torch.from_numpy(rows)], public_table[torch.from_numpy(tokens)]

@@ -167,7 +167,7 @@ def _distance_figures(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
     assert public is not None
     if tuned.shape != public.table.shape:
         return {}
-    rows = np.flatnonzero(scene.truth.ordinary[scene.truth.inverse])
+    rows = np.flatnonzero(scene.truth.counted_rows)
     return distance_figures(
         *own_and_nearest_distances(tuned[torch.from_numpy(rows)], public.table, scene.truth.inverse[rows])
     )
