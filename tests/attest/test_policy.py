@@ -216,7 +216,9 @@ def test_a_gpu_whose_every_weakness_is_accepted_is_allowed_and_none_can_be_left_
         HEAD + '[accept]\nmilann = "x"', HEAD + '[accept]\nmilan = ""', HEAD.replace("https", "http"),
         HEAD + 'lease = "0m"', HEAD + 'lease = "15"', HEAD + '[machine]\npinned = ["xyz"]', "\xff", "a" * 70_000,
         HEAD + '[[sev-snp.image]]\nlaunch = "00"\nname = "no origin"', HEAD + "[sev-snp]\ntcb = {snp = -1}",
-        HEAD + "[tdx]\neval_data_number = 0", "a = " + "[" * 60_000, "a = 1" + "0" * 5_000,
+        HEAD + "[tdx]\neval_data_number = 0", HEAD + "[tdx]\neval_data_number = true", HEAD + "[nvidia]\ncount = true",
+        HEAD + '[nvidia]\ncount = "1"', HEAD + "[sev-snp]\ntcb = {snp = true}", "a = " + "[" * 60_000,
+        "a = 1" + "0" * 5_000,
     ],
 )  # fmt: skip
 def test_a_policy_with_a_fault_is_refused_with_the_name_of_the_entry(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -214,6 +215,31 @@ def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: 
     rows = [{"text": one, "sent": sent if number == 0 else one} for number, one in enumerate(TEXTS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     assert scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1), "one such row among many is read"
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        lambda text: text[::-1],
+        " ".join,
+        lambda text: codecs.encode(text, "rot13"),
+    ],
+)
+def test_words_that_are_spelled_otherwise_are_refused_in_place_of_called_hidden(
+    spell: Callable[[str], str], tmp_path: Path
+) -> None:
+    path = tmp_path / "spelled.jsonl"
+    path.write_text("".join(json.dumps({"text": one, "sent": spell(one)}) + "\n" for one in TEXTS), "utf-8")
+    with pytest.raises(CodecError, match="times as many tokens"):
+        scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1)
+
+
+def test_the_size_of_an_id_costs_an_attack_no_time(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    path = captured(tmp_path / "far.jsonl", codec, lambda ids: [4_194_303 - number for number in ids])
+    scene = scene_of(base, read_captured(path), 1)
+    used = {number for ids in codec.encode(TEXTS).ids for number in ids.tolist()}
+    assert scene.transcript.size == tiny.VOCAB + len(used)
+    assert len({*scene.truth.sent.ids.tolist()}) == len({*scene.truth.tokens.ids.tolist()})
 
 
 def test_a_text_behind_many_other_words_is_read(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from milkglass.audit.defence_scene import _matching_places, _pieces, replaced_and_cut, scene_of, sent_and_original
 from milkglass.audit.report.findings import all_findings
@@ -25,7 +26,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, LabelledTexts, Server
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.observations import Observation, Tokens
+from milkglass.threat.observations import Activations, Observation, Tokens
 from milkglass.threat.truth import score
 from tests import tiny
 
@@ -179,6 +180,34 @@ def test_a_client_of_another_class_says_where_each_token_was_sent(base: Checkpoi
     assert (truth.sent.ids[truth.origin[there]] == truth.tokens.ids[there]).all()
     with pytest.raises(UsageError, match=rf"Shorter sends \d+ ids for {len(scene.truth.tokens.ids)} "):
         scene_of(base, Shorter(base, False), Disk(), tiny.TEXTS, {})
+
+
+class Sending(Client):
+    """Sends what it was made with."""
+
+    def __init__(self, sent: Any) -> None:
+        self.sent = sent
+
+    def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+        return self.sent  # type: ignore[no-any-return]
+
+    def save(self, folder: Path) -> None: ...
+
+
+def test_a_client_sends_observations_and_a_state_for_each_token(base: Checkpoint, codec: Codec) -> None:
+    lengths = np.array([len(ids) for ids in codec.encode(tiny.TEXTS).ids])
+    states = Activations(torch.ones(int(lengths.sum()), 4), lengths, 0)
+    assert scene_of(base, Sending((states,)), Disk(), tiny.TEXTS, {}).transcript.observations == (states,)
+    pooled = Activations(torch.ones(len(lengths), 4), np.ones(len(lengths), np.int64), 0, pooled=True)
+    assert scene_of(base, Sending((pooled,)), Disk(), tiny.TEXTS, {})
+    for sent, named in (
+        (states, "a Activations that is no tuple"),
+        (None, "a NoneType that is no tuple"),
+        ((replace(pooled, pooled=False),), f"sends {len(lengths)} states"),
+        ((replace(states, lengths=lengths[:-1]),), f"of {len(lengths) - 1} texts"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            scene_of(base, Sending(sent), Disk(), tiny.TEXTS, {})
 
 
 @pytest.mark.parametrize(

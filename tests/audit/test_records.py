@@ -108,3 +108,19 @@ def test_answers_to_one_question_are_in_one_half(tmp_path: Path) -> None:
         read_answers(file(tmp_path, alone))
     with pytest.raises(EmptyText, match="one question"):
         read_answers(file(tmp_path, [{**one, "question": one["topic"]} for one in rows(True)]))
+
+
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([{"topic": "ab"[index % 2], "sizes": [], "times": []} for index in range(40)], "line 1 of .* has no record"),
+        ([{"topic": f"t{index}", "sizes": [5], "times": [0.1]} for index in range(40)], "40 of 40 topics"),
+    ],
+)
+def test_answers_of_which_nothing_can_be_read_are_refused(
+    rows: list[dict[str, object]], named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with pytest.raises((CodecError, EmptyText), match=named):
+        read_answers(path)

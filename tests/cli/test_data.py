@@ -246,7 +246,9 @@ def test_a_label_of_one_row_among_many_is_pointed_out(tmp_path: Path) -> None:
     assert "a label occurs in one row only: 'latte'; misspelt?" in found.stderr
     out.unlink()
     rows.write_text("\n".join(["text,label", *lines, *("the doctor called,Late",) * 4]) + "\n", "utf-8")
-    assert "differ in capitals or spaces alone: " in call("data", rows, "--out", out).stderr
+    assert (
+        "differ in capitals, spaces or the encoding of a character alone: " in call("data", rows, "--out", out).stderr
+    )
     out.unlink()
     rows.write_text("\n".join(["text,label", *lines]) + "\n", "utf-8")
     assert "misspelt" not in call("data", rows, "--out", out).stderr

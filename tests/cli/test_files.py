@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from pathlib import Path
@@ -24,6 +25,19 @@ def tweets(folder: Path, mark: str = ";", suffix: str = ".csv") -> Path:
     body = "".join(f'{n}{mark}{mood}{mark}"{text}"\n' for n, (text, mood) in enumerate(ROWS))
     path.write_text(f"id{mark}mood{mark}tweet\n\n{body}", "utf-8-sig")
     return path
+
+
+def test_a_full_disk_is_named_with_the_next_step(
+    encoder: Owner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy that fills the disk is told of its target: the library names the source first."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "source", None, "target")
+
+    monkeypatch.setattr("milkglass.files.atomic_write", fails)
+    result = call("encode", "the nurse", "--key", encoder.path, "--out", tmp_path / "ids.jsonl")
+    refused(result, 1, "no space left on device (target)\n  hint: free some space, or give a place on another disk")
 
 
 def sent(stub: Stub, asked: dict[str, Any]) -> Any:

@@ -155,6 +155,8 @@ def test_records_that_cannot_be_are_one_error(stub: Stub, route: str, words: tup
         '{"index": 0, "label": "LABEL_0", "probs": [NaN, Infinity]}',
         '{"index": 0, "label": "LABEL_2", "probs": [0.5, 0.5]}',
         '{"index": 0, "label": "LABEL_0", "probs": []}',
+        '{"index": 0, "label": "LABEL_0", "probs": [0.1, 0.9]}',
+        '{"index": 0, "label": "LABEL_0", "probs": [7.5, -6.5]}',
         f'{{"index": 0, "score": {HUGE}}}',
     ],
 )

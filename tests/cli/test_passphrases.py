@@ -33,6 +33,18 @@ def test_a_weak_passphrase_is_refused_from_the_environment_and_from_a_file(encod
         assert not key.exists() and not out.exists()
 
 
+@pytest.mark.parametrize("content", ["\ufeff" + STRONG + "\n", STRONG + "\0\n", STRONG + "\x1b\n"])
+def test_a_new_passphrase_has_no_letter_that_nobody_sees(encoder: Owner, content: str, tmp_path: Path) -> None:
+    """Typed as it is seen it would not open the key."""
+    out, key, file = tmp_path / "out", tmp_path / "k", tmp_path / "pass"
+    file.write_text(content, "utf-8")
+    file.chmod(0o600)
+    words = ("--key", key, *SMALL, "--passphrase-file", file)
+    result = call("obfuscate", encoder.model, out, *words, passphrase=None)
+    refused(result, 2, "byte order mark or a control character")
+    assert not key.exists() and not out.exists() and STRONG not in result.stderr
+
+
 def test_a_weak_passphrase_is_taken_when_asked_for(encoder: Owner, tmp_path: Path) -> None:
     out, key = tmp_path / "out", tmp_path / "k"
     result = call("obfuscate", encoder.model, out, "--key", key, *SMALL, "--weak-passphrase", passphrase="hunter2")

@@ -124,6 +124,18 @@ def test_rows_of_any_kind_of_file(codec: Codec, suffix: str, tmp_path: Path) -> 
     assert summarise(path).task == "causal-lm"
 
 
+def test_a_template_without_a_place_for_a_call_is_not_asked_without_it(tmp_path: Path) -> None:
+    """The model would be asked about a conversation that never was."""
+    bare = codec_with(tiny.TRAINABLE_TEMPLATE, tmp_path)
+    turns = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "Sunny."}]
+    with pytest.raises(CodecError, match="leaves out the tool calls of message 2"):
+        bare.encode_chat(turns)
+    assert len(bare.encode_chat([ASKED, {"role": "assistant", "content": ""}, turns[2]])) > 0
+    told = {"messages": [*turns[:1], {**turns[1], "weight": 0}, turns[2], {"role": "assistant", "content": "Sunny."}]}
+    with pytest.raises(CodecError, match="line 1 of a.jsonl cannot be trained on: .* leaves out the tool calls"):
+        write_parquet(bare, lines(tmp_path / "a.jsonl", told), tmp_path / "out.parquet")
+
+
 def test_a_template_without_a_place_for_it_is_not_trained_without_it(tmp_path: Path) -> None:
     bare = codec_with(tiny.TRAINABLE_TEMPLATE, tmp_path)
     path = lines(tmp_path / "a.jsonl", {"messages": [ASKED, {"role": "assistant", "tool_calls": [CALL]}]})

@@ -106,6 +106,31 @@ def test_configurations_name_what_is_there(made: Path) -> None:
         configuration("x", settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("text.jsonl", '{"text": "open on friday", "label": "yes"}\n'),
+        ("more.jsonl", '{"input_ids": [1], "labels": [1], "text": "open on friday"}\n'),
+        ("lines.txt", "open on friday\n"),
+        ("text.parquet", "open on friday\n"),
+    ],
+)
+def test_rows_that_are_not_scrambled_get_no_configuration(made: Path, name: str, content: str, tmp_path: Path) -> None:
+    """The file that a configuration names is sent to the provider with it."""
+    (tmp_path / name).write_text(content, "utf-8")
+    with pytest.raises(UsageError, match=r"other columns than ids and labels"):
+        TrainerSettings(made / "exported", tmp_path / name, tmp_path / "t").check("trl")
+
+
+def test_an_original_model_and_rows_of_a_classifier_get_no_configuration(made: Path, tmp_path: Path) -> None:
+    rows = encoded(made, "jsonl", "r.jsonl")
+    with pytest.raises(UsageError, match=r"names no key in its config\.json"):
+        TrainerSettings(made / "plain", rows, tmp_path / "t").check("trl")
+    (tmp_path / "classes.jsonl").write_text('{"input_ids": [1, 2], "attention_mask": [1, 1], "labels": 0}\n', "utf-8")
+    with pytest.raises(UsageError, match="has one label a row"):
+        TrainerSettings(made / "exported", tmp_path / "classes.jsonl", tmp_path / "t").check("axolotl")
+
+
 def trained(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int | None, str]:
     """The exit status, and what was printed. None: the model was saved and the processes then did not end.
 

@@ -103,6 +103,7 @@ def test_every_field_of_a_shipped_recipe_with_every_value(path: Path, read: Any)
         (("rows = 100\n", 'rows = "many"\n'), "rows .*string.*integer"),
         (("rows = 100\n", "rows = 1.5\n"), "rows .*number.*integer"),
         (("rows = 100\n", "rows = []\n"), "rows .*list.*integer"),
+        (("rows = 100\n", "rows = -1\n"), "rows is -1, a number from 0"),
         (('private = "a.txt"', "private = 3"), "private .*whole number.*string"),
         (('one = ["rest"]', "one = [3]"), r"public\.one\.0 .*whole number.*string"),
         (('one = ["rest"]', 'one = "rest"'), r"public\.one .*string"),
@@ -135,6 +136,7 @@ def test_what_is_said_of_a_value_of_another_type(change: tuple[str, str], messag
         ('k = 10\nepsilon = 1.0\nbands = "2"', r"defences\.d: bands .*string"),
         ("training = 3", "training .*whole number.*table"),
         ("training = { batch_size = [] }", "training: batch_size: .*integer.*list"),
+        ("training = { batch_size = true }", "training: batch_size is true or false.*number"),
         ("attacked = 3", "attacked .*whole number.*table"),
     ],
 )

@@ -187,6 +187,17 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     assert "--public FILE" in bare.to_json()["advice"]
 
 
+def test_an_attack_that_did_not_run_is_the_reason_in_the_verdict(
+    scene: Mapping[str, World], heard: Mapping[str, Heard]
+) -> None:
+    found, _ = audited(scene["plain"], names=["free-tokens", "dager"])
+    first, second = found.results
+    absent = replace(first, state="does not apply", reason="no noise", measures={})
+    unread = replace(second, state="not run", reason="the budget was spent before its turn", measures={})
+    assert verdict(replace(found, results=(absent, unread))).startswith(f"Nothing could be attacked ({unread.reason})")
+    assert "no attack applies" in verdict(replace(found, results=(absent,)))
+
+
 def test_sums_of_several_steps_are_refused_and_one_step_is_not(scene: Mapping[str, World], tmp_path: Path) -> None:
     world = scene["plain"]
     shutil.copytree(world.ready, tmp_path / "run" / "sites")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -164,3 +165,20 @@ def test_what_is_refused(there: World, tmp_path: Path) -> None:
     result = call(*run, tmp_path / "texts")
     refused(result, 5, "a.jsonl has no labels")
     assert SECRET not in result.stderr and not (tmp_path / "run").exists()
+
+
+def test_the_next_command_names_the_columns_that_were_read(there: World, tmp_path: Path, cache: None) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number, name in enumerate("ab"):
+        rows = map(json.loads, rows_file(tmp_path / f"{name}.jsonl", 4, number).read_text().splitlines())
+        lines = [json.dumps({"said": row["text"], "mood": row["label"]}) for row in rows]
+        (files / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    columns = ("--text-column", "said", "--label-column", "mood")
+    result = call(
+        "federated", "run", files, "--model", there.model, "--out", tmp_path / "run", "--plain", *FEW, *columns
+    )
+    assert result.exit_code == 0, result.stderr
+    command = result.stdout.partition("what the server read: milkglass ")[2].partition("\n")[0]
+    audited = call(*shlex.split(command), "--attacks", "free-tokens", "--budget", "5s")
+    assert audited.exit_code == 0, audited.stderr

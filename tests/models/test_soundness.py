@@ -20,7 +20,7 @@ from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelError, ModelNotFound
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
-from milkglass.models.soundness import lacks_head
+from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.torch_model import language_model
 from milkglass.schemes.obfuslm import ObfusLM
 from tests import tiny
@@ -74,6 +74,14 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "half the weights": (lambda f: without(f, "mlp.up_proj.weight"), r"lack model\.layers\.0\.mlp\.up_proj"),
     "labels": (lambda f: edited(f, "config.json", num_labels=10**6), r"config\.json .*10000 labels"),
+    "forced tokens without positions": (
+        lambda f: edited(f, "generation_config.json", forced_decoder_ids=[7]),
+        r"forced_decoder_ids in generation_config\.json .*pairs",
+    ),
+    "forced tokens that are a number": (
+        lambda f: edited(f, "config.json", forced_decoder_ids=5),
+        r"forced_decoder_ids in config\.json .*pairs",
+    ),
     "a number": (lambda f: edited(f, "config.json", max_position_embeddings=2**50), r"number in config\.json"),
 }  # fmt: skip
 
@@ -121,6 +129,15 @@ def test_both_sides_refuse_a_broken_model_in_the_same_words(
     assert answer.status_code == 400
     assert error(answer)["message"] == at_upload.value.message and re.search(named, at_upload.value.message)
     assert server.get("/v1/models").json()["data"] == []
+
+
+@pytest.mark.parametrize("labels", [5, True, "one, two"])
+def test_labels_that_are_no_object_are_refused_in_words(labels: Any, original: Path, tmp_path: Path) -> None:
+    folder = copied(original, tmp_path / "mine")
+    edited(folder, "config.json", id2label=labels)
+    for check in (facts_of, require_sound, lambda base: require_scramblable(base, SCHEME, False)):
+        with pytest.raises(CorruptCheckpoint, match=r"id2label in config\.json is not an object"):
+            check(Checkpoint.open(folder))
 
 
 def test_what_is_whole_passes_both(original: Path, scrambled: Path, server: TestClient) -> None:

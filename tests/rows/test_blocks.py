@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from milkglass.errors import CodecError, EmptyText, UsageError
-from milkglass.rows.blocks import blocks_of, row_format_of
+from milkglass.rows.blocks import blocks_of, require_rows, row_format_of
 
 
 def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:
@@ -20,6 +22,21 @@ def test_blocks_depend_on_the_file_alone(tmp_path: Path) -> None:
     with pytest.raises(EmptyText):
         source.write_text("")
         list(blocks_of(source, row_format_of(source)))
+
+
+def test_a_kept_conversation_stays_and_roles_need_conversations(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    chat = {"messages": [{"role": "user", "content": "a private name"}], "text": "b"}
+    source.write_text(json.dumps(chat) + "\n", "utf-8")
+    (block,) = blocks_of(source, row_format_of(source))
+    assert len(row_format_of(source).parse(block)[1]) == 2
+    kept = row_format_of(source, kept_names=frozenset({"messages"}))
+    rows, slots, unchanged = kept.parse(block)
+    assert rows == [chat] and [key for _, key in slots] == ["text"] and unchanged == {"messages"}
+    require_rows(source, replace(row_format_of(source), roles=frozenset({"user"})))
+    source.write_text('{"text": "b"}\n', "utf-8")
+    with pytest.raises(CodecError, match="has messages"):
+        require_rows(source, replace(row_format_of(source), roles=frozenset({"user"})))
 
 
 @pytest.mark.parametrize("option", ["extra_names", "kept_names"])

@@ -244,6 +244,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CodecError, match=r"mine\.parquet .*Parquet") as caught:
         summarise(tmp_path / "mine.parquet")
     assert SECRET not in str(caught.value)
+    whole = write(tmp_path, ".parquet", [{"text": SECRET, "label": "a"}] * 50).read_bytes()
+    damaged = tmp_path / "damaged.parquet"
+    for place in range(4, len(whole) - 8, 16):
+        damaged.write_bytes(whole[:place] + b"\xff" * 16 + whole[place + 16 :])
+        try:
+            summarise(damaged)
+        except CodecError as error:  # and no error of Arrow, which names no file
+            assert "damaged.parquet" in error.message and SECRET not in str(error)
     with pytest.raises(UsageError, match=r"mine\.jsonl .*delimiters"):
         summarise(DataFile(write(tmp_path, ".jsonl", ROWS), "body", delimiter=";"))
 

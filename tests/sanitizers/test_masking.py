@@ -151,3 +151,20 @@ def test_the_command_says_that_masks_are_made_for_english(tmp_path: Path) -> Non
         source.write_text("".join(f"{text}\n" for text in texts), "utf-8")
         done = call("sanitize", source, tmp_path / f"{name}-out.txt", "--method", "mask")
         assert done.exit_code == 0 and ("English" in done.stderr) is is_noticed
+
+
+def test_some_texts_in_another_language_are_noticed_among_english_ones() -> None:
+    german = " ".join(GERMAN[:2])
+    assert "1," in LanguageTally.of([*ENGLISH * 4, german]).note()
+    assert LanguageTally.of([*ENGLISH * 40, german]).note() == "", "a quotation is no language of the file"
+
+
+def test_the_command_says_which_fields_stay_and_refuses_an_instruction_that_no_text_has(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"text": TEXT, "name": "Maria Keller", "label": 1}) + "\n", "utf-8")
+    wrong = ("--instruction", "Summarise:")
+    refused(call("sanitize", source, tmp_path / "no.jsonl", "--method", "mask", *wrong), 5, "instruction")
+    done = call("sanitize", source, tmp_path / "out.jsonl", "--method", "mask")
+    assert done.exit_code == 0 and "unchanged: label, name" in done.stdout
+    report = json.loads((tmp_path / "out.jsonl.report.json").read_text("utf-8"))
+    assert report["fields_left_as_they_are"] == ["label", "name"]

@@ -17,7 +17,7 @@ from milkglass.threat import transcript_file as on_disk
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.knowledge import Candidates, Group
-from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
+from milkglass.threat.observations import Activations, Outputs, Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth, content_tokens, score
 from tests.tiny import save
 
@@ -60,7 +60,7 @@ def test_a_guess_about_places_has_no_vocabulary_measure() -> None:
     found = score(Guess(by_token=np.array([[0], [1], [3]])), about, np.random.default_rng(0))
     assert found["tokens top-1"].value == 0.5
     assert "vocabulary top-1" not in found.measures
-    with pytest.raises(ValueError, match=r"\b1 guesses\b.*\b3 tokens"):
+    with pytest.raises(UsageError, match=r"\b1 rows\b.*\b3 tokens"):
         score(Guess(by_token=np.array([[0]])), about, np.random.default_rng(0))
 
 
@@ -212,3 +212,38 @@ def test_a_part_of_a_budget_goes_by_the_same_clock() -> None:
     assert budget.left() < 0 and budget.part(0.5).left() == 0
     assert Budget().part(0.5).left() == float("inf") and Budget().part(0).left() <= 0
     assert Budget(8, stopped=lambda: True, clock=lambda: now).part(1).left() == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        (np.array([1, 2, 3]), r"shape \(3,\)"),
+        (np.array([[1.0], [2.0], [np.nan]]), "float64"),
+        (np.ones((3, 1), np.bool_), "bool"),
+        (np.zeros((3, 0), np.int64), r"shape \(3, 0\)"),
+        (np.full((3, 1), -5), "id -5"),
+        ([[1], [2], [3]], "type list"),
+    ],
+)
+def test_a_guess_that_is_no_table_of_ids_is_refused(table: object, named: str) -> None:
+    for field in ("by_token", "by_id"):
+        with pytest.raises(UsageError, match=named):
+            Guess(**{field: table})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -0.1, 5.0])
+def test_a_number_that_is_no_probability_is_refused(wrong: float) -> None:
+    with pytest.raises(UsageError, match="1 of 4 probabilities"):
+        Guess(by_token=np.array([[1], [2]]), probabilities=np.array([[wrong, 0.5], [0.5, 0.5]]))
+
+
+def test_states_that_no_attack_can_read_are_refused() -> None:
+    lengths = np.array([2])
+    for hidden, named in (
+        (torch.tensor([[1.0, np.nan], [0.0, np.inf]]), "2 of the 4 numbers"),
+        (torch.ones(2), "shape"),
+        (np.ones((2, 2)), "ndarray"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            Transcript((Activations(hidden, lengths, 0),), 9)  # type: ignore[arg-type]
+    assert Transcript((Activations(torch.ones(2, 2), lengths, 0),), 9)

@@ -62,9 +62,9 @@ EvalDataNumber = Annotated[int, Field(ge=1)]
 
 
 class _PolicyPart(BaseModel):
-    """Refuses unknown names. All parts of a policy are subclasses."""
+    """Refuses unknown names, and values of another type: `true` is no number. All parts of a policy are subclasses."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, strict=True)
 
 
 class _Image(_PolicyPart):

@@ -51,6 +51,8 @@ SentKind = Literal["ids", "text", "vectors"]
 ID_LIMIT = 1 << 22  # ids must be lower
 MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them is not taken for text
 MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
+# Of tokens for a letter, in proportion to the texts': mirrored words have 2.1, rot13 2.4, replaced words 0.8 to 1.1
+MAX_TOKENS_FOR_A_LETTER = 1.75
 MIN_MOVED_SHARE = 0.1  # of all tokens: a smaller gain by moving tokens is taken for chance
 NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
 
@@ -202,6 +204,8 @@ def scene_of(
         UsageError: there are too few rows, or too few public texts.
     """
     codec, order = public_codec(base), np.random.default_rng(seed).permutation(len(rows))
+    if rows[0].kind == "ids" and served is None:
+        rows = _with_dense_ids(rows, len(codec.sigma))
     middle = len(rows) // 2
     private, attacker_rows = ([rows[i] for i in part] for part in (order[:middle], order[middle:]))
     if len(private) < MIN_PRIVATE_TEXTS:
@@ -249,6 +253,19 @@ def scene_of(
         for adversary in scene.adversaries
     )
     return replace(scene, adversaries=adversaries)
+
+
+def _with_dense_ids(rows: Sequence[CapturedRow], size: int) -> list[CapturedRow]:
+    """Returns rows of ids, where those above the public vocabulary are numbered from its `size` on, in their order.
+
+    Without the vendor's table such an id is a mark, and its number tells nothing. Attacks take time and memory for each
+    number that an id can have.
+    """
+    used = np.unique(np.concatenate([row.sent for row in rows]))
+    above = used[used >= size]
+    return [
+        replace(row, sent=np.where(row.sent >= size, size + np.searchsorted(above, row.sent), row.sent)) for row in rows
+    ]
 
 
 def _served_weights(served: Checkpoint, row: CapturedRow, max_id: int) -> Weights:
@@ -323,7 +340,7 @@ class _CapturedClient:
             places = [self._aligned_places(row, *ids) for row, *ids in zip(rows, original, sent, strict=True)]
         else:
             sent = Sequences.of([self._replaced_ids(row) for row in rows])
-            self._require_words(rows, sent)
+            self._require_words(rows, sent, original)
             places = _places_in_text(list(zip(original, sent, strict=True)))
         starts = np.cumsum(sent.lengths) - sent.lengths
         origin = np.concatenate(places)
@@ -340,8 +357,11 @@ class _CapturedClient:
             return np.zeros(0, np.int64)
         return np.asarray(self.codec.tokenizer(row.sent, split_special_tokens=True)["input_ids"], np.int64)
 
-    def _require_words(self, rows: Sequence[CapturedRow], sent: Sequences) -> None:
-        """Raises CodecError if many tokens are unknown, or if most rows were sent as nothing or with an overlong word.
+    def _require_words(self, rows: Sequence[CapturedRow], sent: Sequences, original: Sequences) -> None:
+        """Raises CodecError if what was sent does not look like words.
+
+        Many tokens are unknown, most rows were sent as nothing or with an overlong word, or words are spelled
+        otherwise: mirrored, with blanks in them, or letter by letter in a cipher.
 
         Attacks would read none of it, which says nothing of the client.
         """
@@ -375,6 +395,18 @@ class _CapturedClient:
                 f"{place}: what was sent has a word of {length:,} characters, as have {len(long_words):,} of "
                 f"{len(rows):,} rows one of more than {MAX_WORD_CHARACTERS}; text does not",
                 hint,
+            )
+        letters_sent, letters = (
+            sum(len("".join(text.split())) for text in texts)
+            for texts in ((row.sent for row in rows), (row.text for row in rows))
+        )
+        ratio = len(sent.ids) * letters / max(1, len(original.ids) * letters_sent)
+        if ratio > MAX_TOKENS_FOR_A_LETTER:
+            raise CodecError(
+                f"{rows[0].place}: what was sent has {ratio:.1f} times as many tokens of {self.base.folder.name} for a "
+                f"letter as the texts, over {len(rows):,} rows; words have {MAX_TOKENS_FOR_A_LETTER} times at most",
+                "attacks here read words: undo what spells them otherwise, such as mirrored letters, letters with "
+                "blanks between them or a cipher of letters",
             )
 
     def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:

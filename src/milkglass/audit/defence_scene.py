@@ -30,7 +30,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Tokens, Transcript
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
 from milkglass.threat.truth import Truth
 
 # Puts texts through a client under the secret of a seed, and returns what is sent, and where each token was sent
@@ -130,6 +130,7 @@ def _custom_client_scene(
         return Sequences.of(codec.encode(texts, truncate=True).ids)
 
     ids, observations = public_ids(private), client.send(private)
+    _require_observations(client, observations, ids)
     sent = next((observation.ids for observation in observations if isinstance(observation, Tokens)), ids)
     corpora = {name: public_ids(texts) for name, texts in public.items()}
     truth = replace(truth_of(codec, sent, ids, corpora.values()), origin=_checked_origin(client, private, ids, sent))
@@ -147,6 +148,29 @@ def _custom_client_scene(
         adversaries,
         scheme={"name": type(client).__name__},
     )
+
+
+def _require_observations(client: Client, observations: Any, original: Sequences) -> None:
+    """Raises UsageError if a client does not send observations, or sends states that are not one for each token.
+
+    States that are one for a text, or mixed, say so themselves (`Activations.pooled`, `Activations.mixed`).
+    """
+    name = type(client).__name__
+    if not isinstance(observations, tuple | list) or not all(isinstance(part, Observation) for part in observations):
+        raise UsageError(
+            f"{name}.send gives a {type(observations).__name__} that is no tuple of observations",
+            "return a tuple of what crosses, such as (Tokens(ids),)",
+        )
+    for states in observations:
+        if not isinstance(states, Activations) or states.pooled or states.mixed is not None:
+            continue
+        lengths = np.asarray(states.lengths).tolist()
+        if lengths != original.lengths.tolist() or len(states.hidden) != sum(lengths):
+            raise UsageError(
+                f"{name} sends {len(states.hidden):,} states with lengths for {sum(lengths):,} tokens of "
+                f"{len(lengths):,} texts; the texts have {len(original.ids):,} tokens in {len(original):,} texts",
+                "send one state for each token, special ones too; pooled=True says that one stands for a text",
+            )
 
 
 def _checked_origin(client: Client, texts: Sequence[str], original: Sequences, sent: Sequences) -> Ids | None:

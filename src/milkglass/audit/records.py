@@ -169,11 +169,18 @@ def read_answers(path: Path) -> EncryptedAnswers:
             raise CodecError(
                 f"{place} has {len(sizes[-1])} sizes and {len(times[-1])} times", "give both of each record"
             )
+        if not len(sizes[-1]):
+            raise CodecError(f"{place} has no record", "give the sizes and times of one or more, or leave the row out")
     names = tuple(sorted(set(topics)))
     if len(topics) < MIN_ANSWERS or len(names) < 2:
         raise EmptyText(
             f"{path.name} has {len(topics)} answers on {len(names)} topics",
             f"give {MIN_ANSWERS} or more, on two or more",
+        )
+    if single := sum(topics.count(name) == 1 for name in names):
+        raise EmptyText(
+            f"{path.name} has one answer only on {single} of {len(names)} topics, which no recording can be like",
+            "give two or more of each, or leave them out",
         )
     known_lengths = _complete_column(path, "lengths", lengths)
     known_questions = _complete_column(path, "questions", questions)

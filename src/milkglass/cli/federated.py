@@ -292,8 +292,8 @@ def run(
     }  # fmt: skip
     audit_command = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))
-    audit_command += f" --site {site} --text {shlex.quote(str(source))}"
-    audit_command += "" if shield == "none" else f" --shield {shield}"
+    audit_command += f" --site {site} --text {shlex.quote(str(source))}{columns.option_text()}"
+    audit_command += "" if shield == "none" else f" --shield {shlex.quote(shield)}"
     emit(as_json, document, lambda: _run_summary(document, state, audit_command))
 
 

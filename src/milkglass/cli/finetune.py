@@ -5,7 +5,6 @@ Label names and the scale of scores stay here, sealed in the key.
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,12 +26,9 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.terminal import bars, emit, report_activity
-from milkglass.errors import UsageError
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
-
-SUFFIX_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the suffixes that the server accepts
 
 
 @with_options
@@ -95,18 +91,14 @@ def finetune(
     server sees them standardised, and in their order.
     """
     refuse_unused("with --detach, which waits for no result", {"--fetch": fetch} if detach else {})
-    if suffix is not None and not SUFFIX_PATTERN.fullmatch(suffix):  # refused here, so that it is not sent
-        raise UsageError(
-            f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
-            "give a name like that; it is sent unchanged, so let it reveal nothing",
-        )
     hyperparameters: dict[str, Any] = {
         "n_epochs": epochs, "max_steps": max_steps, "batch_size": batch_size, "learning_rate": learning_rate,
         "early_stopping": early_stopping, "method": method, "max_length": max_length,
         **training_settings(settings or ()),
     }  # fmt: skip
-    from milkglass.client.training_request import require_hyperparameters
+    from milkglass.client.training_request import require_hyperparameters, require_suffix
 
+    require_suffix(suffix)
     require_hyperparameters(hyperparameters, option_of)
     unlocked = key.open()
     with ExitStack() as contexts:

@@ -8,6 +8,7 @@ A command and its libraries are imported when the command is used (`cli/commands
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ HELP = (
     "Measure what a machine that you don't trust reads of the text that you send it, and what each protection costs. "
     "Then use the model in the way that you choose."
 )
+
+DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota and a limit of a file
 
 
 class CommandGroup(LazyGroup):
@@ -49,8 +52,7 @@ class CommandGroup(LazyGroup):
         except BrokenPipeError:
             raise  # the reader of the output has closed it; typer ends the process quietly
         except OSError as error:
-            name = f" ({error.filename})" if error.filename else ""
-            report_error(MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{name}"), as_json)
+            report_error(file_error(error), as_json)
             code = MilkglassError.exit_code
         except ModuleNotFoundError as error:
             if (missing_extra := missing_extra_error(error, ctx.invoked_subcommand or "milkglass")) is None:
@@ -70,6 +72,15 @@ class CommandGroup(LazyGroup):
             report_error(UsageError(str(message()), "see --help"), as_json)
             code = UsageError.exit_code
         raise typer.Exit(code)
+
+
+def file_error(error: OSError) -> MilkglassError:
+    """Returns the error of a file in words. Of a copy that fills a disk it names the target, not the source."""
+    is_full = error.errno in DISK_FULL_ERRORS
+    name = (error.filename2 or error.filename) if is_full else error.filename
+    place = f" ({name})" if name else ""
+    hint = "free some space, or give a place on another disk" if is_full else ""
+    return MilkglassError(f"{(error.strerror or 'input or output failed').lower()}{place}", hint)
 
 
 def option_value_error(error: Exception) -> UsageError | None:

@@ -31,8 +31,10 @@ def sanitize_by_mask(source: Path, row_format: RowFormat, out: Path, settings: l
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
     summary = (
         f"{table(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no recognizer "
-        f"knows is unchanged, such as many names in lower case\nwrote {out}"
+        f"knows is unchanged, such as many names in lower case\nwrote {out} and {out.name}.report.json"
     )
+    if fields_left := report["fields_left_as_they_are"]:
+        summary += f"\nunchanged: {', '.join(fields_left)} (--text-column NAME masks a field)"
     if report["note"]:
         note(report["note"])
     emit(as_json, report, summary)

@@ -35,7 +35,9 @@ KEY_FIT_TEXTS = {True: "this key", False: "another key", None: "not said"}
 def models(
     ref: Annotated[
         str | None,
-        typer.Argument(help="Inspect one model: a folder, a hub id (hf:owner/name), demo:minilm, demo:mpnet or demo:smollm2."),
+        typer.Argument(
+            help="Inspect one model: a folder, a hub id (hf:owner/name), demo:minilm, demo:mpnet or demo:smollm2."
+        ),
     ] = None,
     server: Annotated[
         str | None,

@@ -458,6 +458,8 @@ def sanitize(
         if not as_json:
             note(GHOST_NOTE)
         return
+    from milkglass.rows.blocks import require_rows
+
     extra_names, kept_names, roles = frozenset(text_column or ()), frozenset(keep_column or ()), frozenset(role or ())
     if method == "mask":
         from milkglass.cli.mask import sanitize_by_mask
@@ -471,6 +473,7 @@ def sanitize(
             raise UsageError("mask reads a file", "give a file IN and an OUT")
         out = _require_files(Path(source), out)
         row_format = read_row_format(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
+        require_rows(Path(source), row_format)
         sanitize_by_mask(Path(source), row_format, out, assignments or [], as_json)
         return
     options = {"epsilon": epsilon, "k": k, "keep_stopwords": keep_stopwords or None, "allow": allow}
@@ -486,8 +489,6 @@ def sanitize(
         chosen_method = chosen_method if epsilon is not None else fit_epsilon(chosen_method, reader)
         sanitize_stdin(make_sanitizer(chosen_method, reader, corpus_file, 1), seed)
         return
-    from milkglass.rows.blocks import require_rows
-
     out = _require_files(Path(source), out)
     row_format = read_row_format(Path(source), extra_names, kept_names, roles, instruction or "", delimiter)
     require_rows(Path(source), row_format)

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from milkglass.client.remote.connection import Connection
@@ -108,7 +109,8 @@ class AsyncSession(_AsyncWrapper, AbstractAsyncContextManager["AsyncSession"]):
     async def open(cls, key: Any, passphrase: str, server: str, token: str | None = None, **options: Any) -> Self:
         """Opens a session. See `Session.open`."""
         session = await asyncio.to_thread(Session.open, key, passphrase, server, token, **options)
-        security = options.get("allow_http", False), options.get("certificate")
+        certificate = options.get("certificate")
+        security = options.get("allow_http", False), None if certificate is None else Path(certificate)
         threads = Threads(session.remote.connection, lambda: Connection(server, token, *security))
         session.remote = ThreadRemote()
         return cls(threads, session)

@@ -17,19 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milkglass.errors import UnsupportedModel
-from milkglass.models.config_entries import ID_ENDINGS
+from milkglass.models.config_entries import ID_ENDINGS, LABEL_ENTRIES, POSITION_PAIR_ENTRIES
 
 IdMap = Callable[[int], int]  # from a public id to its scrambled id
 
 ID_LIST_ENTRIES = ("suppress_tokens", "begin_suppress_tokens")
 NESTED_LIST_ENTRIES = ("bad_words_ids", "force_words_ids")
-POSITION_PAIR_ENTRIES = ("forced_decoder_ids",)
 WEIGHTED_ENTRIES = ("sequence_bias", "logit_bias")
 # Entries with text, or with where text comes from: no model needs them to run, and a server must not learn them
 PRIVATE_ENTRIES = ("_name_or_path", "_model_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash",
          "finetuning_task", "task_specific_params", "tokenizer_class", "processor_class", "prefix", "stop_strings",
          "auto_map", "custom_pipelines", "custom_generate", "chat_template", "system_prompt")  # fmt: skip
-LABEL_ENTRIES = ("id2label", "label2id")  # how many there are decides a head's shape, so they stay, under numbers
 # The only entries that may contain words, and the form of these words
 TEXT_ENTRIES = frozenset((
     "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "milkglass_key_id", "hidden_act",

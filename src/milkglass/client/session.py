@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.codec import Codec, codec_of
+from milkglass.client.codec.conversation import require_list
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.remote import Remote, Sampling
@@ -65,7 +66,7 @@ class Session(AbstractContextManager["Session"]):
         token: str | None = None,
         *,
         model: str | None = None,
-        certificate: Path | None = None,
+        certificate: Path | str | None = None,
         allow_http: bool = False,
         notice: Log = no_log,
     ) -> Session:
@@ -87,7 +88,8 @@ class Session(AbstractContextManager["Session"]):
         """
         unlocked = UnlockedKey.open(Path(key), passphrase)
         codec = codec_of(unlocked, model)
-        return cls(unlocked, codec, Remote(server, token, allow_http, certificate), notice)
+        authority = None if certificate is None else Path(certificate)
+        return cls(unlocked, codec, Remote(server, token, allow_http, authority), notice)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -131,6 +133,7 @@ class Session(AbstractContextManager["Session"]):
             UsageError: the key has no labels of that job.
         """
         self._require_labels(labels_of)
+        texts = require_list(texts)
         description = self.describe(model)
         trained_length = self._trained_length(description.get("job")) if truncate else None
         encoded = self.codec.encode(texts, pairs, trained_length, truncate)
@@ -336,9 +339,10 @@ class Session(AbstractContextManager["Session"]):
             UsageError: the server would refuse a hyperparameter, or there are too few rows to hold some out.
         """
         from milkglass.client.data.training_rows import require_generator
-        from milkglass.client.training_request import TrainingRequest, require_hyperparameters
+        from milkglass.client.training_request import TrainingRequest, require_hyperparameters, require_suffix
 
-        require_hyperparameters(hyperparameters, str)  # before a file is read
+        hyperparameters = require_hyperparameters(hyperparameters, str)  # before a file is read
+        require_suffix(suffix)  # here, so that no other is sent
         request = TrainingRequest.of(
             self.unlocked.key, self.codec.max_tokens, data, validation, task, hold_out, hyperparameters, self._notice
         )

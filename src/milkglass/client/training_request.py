@@ -11,6 +11,7 @@ takes 1e-4, for three epochs or for more if three have few steps. docs/log.md, 2
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ MIN_STEPS, MIN_EPOCHS, MAX_EPOCHS = 100, 3, 10  # few rows are trained for more 
 PATIENCE_EPOCHS = 3  # epochs without improvement before training stops
 HELD_OUT_SHARE, MIN_HELD_OUT, MAX_HELD_OUT = 0.1, 50, 1000  # share and limits of the rows to compare epochs by
 BATCH_SIZE: int = Hyperparameters.model_fields["batch_size"].default
+SUFFIX_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the suffixes that the server accepts
 
 
 def training_defaults(task: str, rows: int, settings: Mapping[str, Any], has_validation: bool) -> dict[str, Any]:
@@ -250,15 +252,27 @@ def _require_held_out(summary: Summary, name: str) -> None:
         )
 
 
-def require_hyperparameters(requested: Mapping[str, Any], name_of: Callable[[str], str]) -> None:
-    """Raises UsageError, before a key is opened, for hyperparameters that `Session.finetune` would refuse.
+def require_suffix(suffix: str | None) -> None:
+    """Raises UsageError for a suffix of a model's name that no server accepts."""
+    if suffix is not None and not (isinstance(suffix, str) and SUFFIX_PATTERN.fullmatch(suffix)):
+        raise UsageError(
+            f"the suffix {suffix!r} is not 1 to 64 signs of A-Z, a-z, 0-9, _ and -",
+            "give a name like that; it is sent unchanged, so let it reveal nothing",
+        )
+
+
+def require_hyperparameters(requested: Mapping[str, Any], name_of: Callable[[str], str]) -> dict[str, Any]:
+    """Returns the hyperparameters that are not None, with numbers in place of texts of numbers.
+
+    Raises UsageError, before a key is opened, for hyperparameters that `Session.finetune` would refuse.
 
     `name_of` returns a hyperparameter's name in messages.
     """
     if columns := [name for name in requested if name.endswith("_column")]:
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes
-    hyperparameters_of({**requested, "max_length": None if length is None else min(length, MAX_ROW_TOKENS)}, name_of)
+    is_larger = isinstance(length, int | float) and length > MAX_ROW_TOKENS
+    return hyperparameters_of({**requested, **({"max_length": MAX_ROW_TOKENS} if is_larger else {})}, name_of)
 
 
 def write_rows(

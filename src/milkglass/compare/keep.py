@@ -21,7 +21,7 @@ from milkglass.compare.chat_rows import TASK
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.ways import ComparisonSettings, WayAnswer
 from milkglass.defences.token_halves import TokenServer
-from milkglass.errors import UsageError
+from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
 from milkglass.rows.labels import Scale
 
@@ -39,18 +39,32 @@ def is_kept(folder: Path, origin: Mapping[str, str]) -> bool:
 
 def kept_way(folder: Path, run: str) -> str:
     """Returns the way whose model a folder keeps, if a comparison of this name kept it; else ""."""
-    mark = read_json(folder / MARK) if (folder / MARK).is_file() else {}
+    try:
+        mark = read_json(folder / MARK) if (folder / MARK).is_file() else {}
+    except CorruptCheckpoint:  # no answer can be given with this folder, so that no command names it
+        return ""
     return str(mark.get("way", "")) if mark.get("run") == run else ""
 
 
 def require_free(folder: Path) -> None:
-    """Raises UsageError if a folder holds something else than a kept model, which a model would replace."""
+    """Raises UsageError if a folder holds something else than a kept model, which a model would replace.
+
+    So does a folder whose mark is damaged: what it holds is not known.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, not a folder", "give a new folder with --keep")
     if not folder.is_dir():
         return
     if not (folder / MARK).is_file() and any(folder.iterdir()):
         raise UsageError(f"{folder} holds other things than a kept model", "give a new folder with --keep")
+    if (folder / MARK).is_file():
+        try:
+            read_json(folder / MARK)
+        except CorruptCheckpoint:
+            raise UsageError(
+                f"{folder / MARK} is damaged, and does not say what the folder keeps",
+                "remove the folder, or give a new one with --keep",
+            ) from None
     model_files = (MARK, "config.json", *TOKENIZER_FILES, alone.LINEAR_FILE)
     for path in sorted(folder.iterdir()):
         if path.name not in model_files and not path.name.endswith((".safetensors", ".index.json")):

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import softmax
 
 from milkglass.client import alone
-from milkglass.errors import ModelNotFound, UsageError
+from milkglass.errors import CorruptCheckpoint, ModelNotFound, UsageError
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.rows.labels import Scale
 
@@ -42,21 +42,21 @@ def answers(
 
     Raises:
         ModelNotFound: the folder holds no kept model.
+        CorruptCheckpoint: a file of the folder was changed or is damaged.
         UsageError: the model writes answers and names no class, or it was trained on pairs and there are none.
     """
     mark = require_classifier(folder)
     _require_pairs(folder, mark.get("pairs"), pairs is not None)
     if (folder / alone.LINEAR_FILE).is_file():
-        model, names = alone.load(folder)
-        if model.is_regression:
-            return [LocalAnswer("", {}, float(score)) for score in model.predict(texts, pairs)]
-        return _class_answers(np.exp(model.log_probabilities(texts, pairs, len(names))), names)
+        return _linear_answers(folder, mark, texts, pairs)
     from milkglass.defences.obfuscated_tables import public_codec
     from milkglass.defences.token_halves import TokenServer
     from milkglass.sequences import Sequences
     from milkglass.threat.observations import Tokens
 
     base = Checkpoint.open(folder)
+    names = None if mark["task"] == "regression" else _class_names(folder, base)
+    _require_whole(folder, base, 1 if names is None else len(names))
     codec = public_codec(base)
     pair_texts, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
     encoded = codec.encode(list(texts), pair_texts, truncate=True, max_length=max_length)
@@ -65,11 +65,84 @@ def answers(
     ids = Sequences.of(encoded.ids)
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     logits = TokenServer(folder).answer((Tokens(ids, types=types),))
-    if mark["task"] == "regression":
+    _require_finite(folder, logits)
+    if names is None:
         scale = Scale.from_document(mark["scale"])
         return [LocalAnswer("", {}, float(x) if scale is None else scale.restore(float(x))) for x in logits[:, 0]]
-    names = [base.config["id2label"][str(n)] for n in range(logits.shape[1])]
     return _class_answers(softmax(logits.astype(np.float64), axis=1), names)
+
+
+def _linear_answers(
+    folder: Path, mark: dict[str, Any], texts: Sequence[str], pairs: Sequence[str] | None
+) -> list[LocalAnswer]:
+    """Returns the answers of a kept linear model. Raises CorruptCheckpoint for files that do not fit each other."""
+    try:
+        model, names = alone.load(folder)
+        classes = {*model.classes.tolist()}
+        are_classes = classes <= {*range(len(names))} and len(classes) == len(model.classes)
+        are_classes = are_classes and len({*names}) == len(names)
+        if model.is_regression != (mark["task"] == "regression") or not model.members or not are_classes:
+            raise ValueError("its classes, its members and the task do not fit each other")
+        if model.is_regression:
+            outputs = np.asarray(model.predict(texts, pairs))
+        else:  # a class without a row of the training has a share of its own, so that the sum is made 1
+            outputs = softmax(model.log_probabilities(texts, pairs, len(names)), axis=1)
+    except (ValueError, KeyError, IndexError, OverflowError, RecursionError) as error:
+        raise _damaged_error(folder, f"the parts of its linear model do not fit ({type(error).__name__})") from None
+    _require_finite(folder, outputs)
+    if model.is_regression:
+        return [LocalAnswer("", {}, float(score)) for score in outputs]
+    return _class_answers(outputs, names)
+
+
+def _class_names(folder: Path, base: Checkpoint) -> list[str]:
+    """Returns the names of an encoder's classes, by number. Raises CorruptCheckpoint if its config does not name them.
+
+    Two classes of one name would be one key of the answer.
+    """
+    entries = base.config.get("id2label")
+    names = [entries.get(str(number)) for number in range(len(entries))] if isinstance(entries, dict) else []
+    if len(names) < 2 or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise _damaged_error(folder, "id2label of its config.json does not name each class, from 0 on, by its own name")
+    return [str(name) for name in names]
+
+
+def _require_whole(folder: Path, base: Checkpoint, class_count: int) -> None:
+    """Raises CorruptCheckpoint if weights are missing or have another shape: transformers would draw them at random."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    from milkglass.models.soundness import facts_of
+    from milkglass.models.torch_model import MODEL_LOAD_LOCK
+
+    facts_of(base)
+    entries = {name: value for name, value in base.config.items() if name not in ("id2label", "label2id", "num_labels")}
+    if base.config.get("num_labels", class_count) != class_count:
+        raise _damaged_error(folder, f"num_labels of its config.json is not {class_count}")
+    try:
+        config = AutoConfig.for_model(entries.pop("model_type"), **entries, num_labels=class_count)
+        with MODEL_LOAD_LOCK, torch.device("meta"):
+            outline = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  (a library's validation raises what it likes; it may quote the config)
+        fault = f"its config.json describes no classifier of {class_count} classes ({type(error).__name__})"
+        raise _damaged_error(folder, fault) from None
+    shapes = {name: tuple(tensor.shape) for name, tensor in base.tensors.items()}
+    for name, weight in outline.named_parameters():
+        if name.startswith(f"{outline.base_model_prefix}."):
+            continue  # `facts_of` has compared the body, under the names of older versions too
+        if shapes.get(name) != tuple(weight.shape):
+            raise _damaged_error(folder, f"its weights have no {name} for {class_count} classes")
+
+
+def _require_finite(folder: Path, outputs: Any) -> None:
+    """Raises CorruptCheckpoint if a model answers with NaN or infinity."""
+    if not np.isfinite(outputs).all():
+        raise _damaged_error(folder, "it answers with numbers that are not finite")
+
+
+def _damaged_error(folder: Path, fault: str) -> CorruptCheckpoint:
+    """Returns the error for a folder whose files are not those that `compare` wrote."""
+    return CorruptCheckpoint(f"the model in {folder} cannot be used: {fault}", "make it anew with `compare --keep`")
 
 
 def require_classifier(folder: Path) -> dict[str, Any]:
@@ -77,6 +150,7 @@ def require_classifier(folder: Path) -> dict[str, Any]:
 
     Raises:
         ModelNotFound: the folder holds no kept model.
+        CorruptCheckpoint: what was noted is damaged.
         UsageError: the model writes answers and names no class.
     """
     usual = "give the folder `kept` of a comparison, or its --keep"
@@ -86,9 +160,22 @@ def require_classifier(folder: Path) -> dict[str, Any]:
         inner = folder / "kept"
         where = f"give {shlex.quote(str(inner))}" if (inner / MARK).is_file() else usual
         raise ModelNotFound(f"{folder} holds no model that `compare` kept", where)
-    mark = read_json(folder / MARK)
-    if mark["task"] == "causal-lm":
+    try:
+        mark = read_json(folder / MARK, must_be_finite=True)
+    except CorruptCheckpoint:
+        raise _damaged_error(folder, f"{MARK} is damaged") from None
+    if mark.get("task") == "causal-lm":
         raise UsageError(f"{folder} holds a model that writes answers, and names no class", "serve it with an engine")
+    scale, length = mark.get("scale"), mark.get("max_length")
+    is_scale = isinstance(scale, list) and len(scale) == 2 and all(type(number) in (int, float) for number in scale)
+    faults = {
+        "task": mark.get("task") not in ("classification", "regression"),
+        "max_length": type(length) is not int or length < 1,
+        "scale": scale is not None and not is_scale,
+        "pairs": mark.get("pairs") not in (True, False, None),
+    }
+    if fault := next((name for name, is_wrong in faults.items() if is_wrong), None):
+        raise _damaged_error(folder, f"{MARK} has a {fault} that `compare` does not write")
     return mark
 
 

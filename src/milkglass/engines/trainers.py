@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.file_names import TOKENIZER
+from milkglass.models.file_names import CONFIG, KEY_ID, TOKENIZER
+
+ROW_COLUMNS = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
+MAX_LINE_BYTES = 16 << 20  # bytes of a row in JSON Lines
 
 RUN_COMMANDS = {
     "trl": "torchrun --standalone --nproc_per_node 2 -m trl.scripts.sft --config {config}",
@@ -49,17 +55,52 @@ class TrainerSettings:
     uses_cpu: bool = False
 
     def check(self, trainer: str) -> None:
-        """Raises UsageError for a model or rows that the trainer could not read."""
+        """Raises UsageError for a model or rows that are not scrambled, or that the trainer could not read."""
         if not (self.model / TOKENIZER).is_file():
             raise UsageError(
                 f"{self.model} has no tokenizer, which trainers insist on",
                 f"milkglass export {self.model} --for transformers --out FOLDER",
             )
-        Checkpoint.open(self.model)
+        if KEY_ID not in Checkpoint.open(self.model).config:
+            raise UsageError(
+                f"{self.model} names no key in its {CONFIG}, so nothing says that it was scrambled",
+                "give the folder that `milkglass export --for transformers` wrote",
+            )
         is_folder = self.rows.is_dir()
         if not self.rows.exists() or is_folder != (trainer == "llamafactory"):
             expected = "a folder of --layout datasets" if trainer == "llamafactory" else "a .parquet or .jsonl file"
             raise UsageError(f"{trainer} reads {expected}, {self.rows} is none", "write it with `milkglass encode`")
+        has_list_by_column = _columns_of(self.rows)
+        if not {"input_ids", "labels"} <= set(has_list_by_column) <= ROW_COLUMNS:
+            raise UsageError(
+                f"{self.rows} holds other columns than ids and labels, so nothing says that it is scrambled",
+                "write it with `milkglass encode --in DATA --out FILE.parquet`",
+            )
+        if not has_list_by_column["labels"]:
+            raise UsageError(
+                f"{self.rows} has one label a row, and this configuration trains models that write",
+                "train a classifier with `milkglass finetune`",
+            )
+
+
+def _columns_of(rows: Path) -> dict[str, bool]:
+    """Returns the columns of a rows file, of JSON Lines those of the first row, and whether each holds lists.
+
+    It is empty for a file that cannot be read.
+    """
+    try:
+        if rows.is_dir():
+            with next(rows.glob("*.arrow")).open("rb") as source, pa.ipc.open_stream(source) as reader:
+                schema = reader.schema
+        elif _file_format(rows) == "parquet":
+            schema = pq.read_schema(rows)
+        else:
+            with rows.open("rb") as lines:
+                row = json.loads(lines.readline(MAX_LINE_BYTES))
+            return {str(name): isinstance(value, list) for name, value in row.items()} if isinstance(row, dict) else {}
+    except (pa.ArrowInvalid, ValueError, RecursionError, StopIteration):
+        return {}
+    return {column.name: pa.types.is_list(column.type) for column in schema}
 
 
 def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:

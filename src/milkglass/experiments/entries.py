@@ -47,13 +47,17 @@ def parse_hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
         UsageError: a setting is refused. The message has its name, its value's type and what is needed.
     """
     try:
-        return Hyperparameters(**values)
+        training = Hyperparameters(**values)
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(map(str, fault["loc"])) or "settings"
         current = f" is {toml_type(values[name])}" if name in values else ""
         message = str(fault["msg"]).lower()
         raise UsageError(f"training: {name}: {message}{current and f'; it{current}'}", "see the recipe") from None
+    for name, value in values.items():  # the type takes true for 1, and a recipe does not
+        if type(value) is bool and type(getattr(training, name)) is not bool:
+            raise UsageError(f"training: {name} is {toml_type(value)}, a number is needed", "see the recipe")
+    return training
 
 
 def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) -> None:

@@ -196,6 +196,7 @@ def read_settings(path: Path, quick: bool = False) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and bytes that are not UTF-8
         raise UsageError(f"{path.name} is not TOML: {error}", "see recipes/ for examples") from None
     _require_seeds(raw)
+    _require_counts({name: value for name, value in raw.items() if name != "published"}, "")
     changes = raw.pop("quick", None)
     if not quick:
         return {**raw, "name": path.stem}
@@ -216,6 +217,15 @@ def _require_seeds(raw: Mapping[str, Any]) -> None:
         if type(seed) is not int or seed < 0:
             description = seed if type(seed) is int else toml_type(seed)
             raise UsageError(f"a seed is {description}, a whole number from 0 is needed", "see the recipe")
+
+
+def _require_counts(entry: Any, place: str) -> None:
+    """Raises UsageError for a negative whole number, anywhere in an entry. Of rows, -1 would mean all but the last."""
+    parts = entry.items() if isinstance(entry, dict) else enumerate(entry) if isinstance(entry, list) else ()
+    for name, part in parts:
+        _require_counts(part, f"{place}.{name}" if place else str(name))
+    if type(entry) is int and entry < 0:
+        raise UsageError(f"{place} is {entry}, a number from 0 on is needed", "see the recipe")
 
 
 def _overlay(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,6 +113,20 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     return Codec.open(key, folder, repeated_stream(key.stream(f"choices/{purpose}")))
 
 
+def _read_record(record: Path) -> dict[str, Any]:
+    """Returns what a run folder's record says. Raises UsageError for a damaged one."""
+    try:
+        recorded = json.loads(record.read_text("utf-8"))
+        if not isinstance(recorded, dict):
+            raise ValueError("no object")
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f"{record} is damaged: it does not say what the folder is a run of",
+            "give a new folder with --out, or remove this one",
+        ) from None
+    return recorded
+
+
 def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:
     """Checks that a folder belongs to this run, or records the run in it. Only its owner can read it afterwards.
 
@@ -126,7 +140,7 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
     """
     record = out / "run.json"
     if record.is_file():
-        recorded = json.loads(record.read_text("utf-8"))
+        recorded = _read_record(record)
         if recorded != run_identity:
             if version_field is not None and recorded.get(version_field) != run_identity[version_field]:
                 raise UsageError(

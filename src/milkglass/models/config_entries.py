@@ -17,7 +17,8 @@ HINT = "take the config that was saved with these weights"
 FORBIDDEN_ENTRIES = ("auto_map", "custom_pipelines", "custom_generate", "quantization_config", "trust_remote_code")
 DEPTH_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of layers
 IMPLEMENTATION_ENTRIES = ("attn_implementation", "experts_implementation", "kernel")  # may name code on a hub
-LABEL_ENTRIES = ("id2label", "label2id")
+LABEL_ENTRIES = ("id2label", "label2id")  # how many labels there are decides the shape of a head
+POSITION_PAIR_ENTRIES = ("forced_decoder_ids",)  # a list of [position, token id], where the id may be null
 MAX_NUMBER = 2**40  # the largest integer in a config
 MAX_LABELS = 10_000
 MAX_DEPTH = 16  # levels of a config
@@ -47,6 +48,26 @@ def _check_config(config: Mapping[str, Any], file: str) -> None:
         count = len(value) if key in LABEL_ENTRIES and isinstance(value, Mapping | list) else value
         if key in ("num_labels", *LABEL_ENTRIES) and isinstance(count, int | float) and count > MAX_LABELS:
             raise UnsupportedModel(f"{file} has more than {MAX_LABELS} labels", "leave the labels out")
+    check_shapes(config, file)
+
+
+def check_shapes(config: Mapping[str, Any], file: str = CONFIG) -> None:
+    """Raises CorruptCheckpoint for labels or forced tokens in a shape in which they cannot be numbered anew."""
+    for _, table in entries(config, file):
+        if not isinstance(table, Mapping):
+            continue
+        for key in LABEL_ENTRIES:
+            if table.get(key) is not None and not isinstance(table[key], Mapping | list):
+                raise CorruptCheckpoint(f"{key} in {file} is not an object of labels", HINT)
+        for key in POSITION_PAIR_ENTRIES:
+            pairs = table.get(key)
+            if pairs is not None and not (isinstance(pairs, list) and all(map(_is_position_pair, pairs))):
+                raise CorruptCheckpoint(f"{key} in {file} is not a list of pairs of a position and a token id", HINT)
+
+
+def _is_position_pair(pair: object) -> bool:
+    """Returns whether a value is [position, token id], where the id may be null."""
+    return isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int and type(pair[1]) in (int, type(None))
 
 
 def entries(config: Mapping[str, Any], file: str = CONFIG) -> Iterator[tuple[str, Any]]:

@@ -68,7 +68,8 @@ class RowFormat:
     Attributes:
         kind: the format: "lines", "json", "tsv" (cells between tabs, in which quotation marks are text), or "csv" for
             any other table.
-        text_fields: the fields that are sanitized.
+        text_fields: the fields that are sanitized, besides the conversations in `messages`.
+        kept_fields: fields that are not, although their names are usual for texts or conversations.
         header: the columns of CSV and TSV.
         file_name: the file's name, for messages.
         roles: the roles whose messages are sanitized; empty: all.
@@ -80,6 +81,7 @@ class RowFormat:
 
     kind: FileKind
     text_fields: frozenset[str]
+    kept_fields: frozenset[str] = frozenset()
     header: tuple[str, ...] = ()
     file_name: str = ""
     roles: frozenset[str] = frozenset()
@@ -148,7 +150,7 @@ class RowFormat:
         slots: list[TextSlot] = []
         has_empty = False
         for name, cell in row.items():
-            if name == "messages":
+            if name == "messages" and name not in self.kept_fields:
                 slots += _message_slots(place, cell, unchanged_names, self.roles)
                 has_empty = True  # a conversation of calls alone has no text
             elif name not in self.text_fields:
@@ -202,7 +204,7 @@ def row_format_of(
             raise UsageError(f"{path.name} is not a table with delimiters", "leave out --delimiter")
         _require_names(path, {*column_names})
         noun = "entry" if kind == "json" and is_json_list(path) else "line"
-        return RowFormat(kind, frozenset(text_fields), file_name=path.name, noun=noun)
+        return RowFormat(kind, frozenset(text_fields), kept_names, file_name=path.name, noun=noun)
     found_delimiter = delimiter or delimiter_of(path, (*column_names, *KNOWN_COLUMNS))
     kind = "tsv" if quotes_are_text(path, found_delimiter) else "csv"
     lines = table_cells(path, found_delimiter, kind == "csv")
@@ -213,8 +215,9 @@ def row_format_of(
     return RowFormat(
         kind,
         frozenset(text_fields),
+        kept_names,
         header,
-        path.name,
+        file_name=path.name,
         delimiter=found_delimiter,
         has_byte_order_mark=has_byte_order_mark,
     )
@@ -237,15 +240,19 @@ def require_rows(path: Path, row_format: RowFormat) -> None:
     """Reads the whole file once, before anything that takes long.
 
     Raises:
-        CodecError: a row cannot be read, or no text begins with the instruction. A misspelt one would be sanitized.
+        CodecError: a row cannot be read, no text begins with the instruction, or roles are chosen and no row has a
+            conversation. A misspelt instruction would be sanitized.
         EmptyText: there are no rows.
     """
-    has_instruction = not row_format.instruction
+    has_instruction, has_messages = not row_format.instruction, not row_format.roles
     for block in blocks_of(path, row_format):
-        _, slots, _ = row_format.parse(block)
+        rows, slots, _ = row_format.parse(block)
+        has_messages = has_messages or any(isinstance(row, dict) and "messages" in row for row in rows)
         has_instruction = has_instruction or any(
             row_format.split_instruction(container[key])[0] for container, key in slots
         )
+    if not has_messages:
+        raise CodecError(f"no row of {path.name} has messages, so none has a role", "leave out --role")
     if has_instruction:
         return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")

@@ -389,10 +389,37 @@ def parquet_rows(path: Path, required: Sequence[str], text_columns: Sequence[str
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid:
         raise CodecError(f"{path.name} is not a Parquet file", "give .parquet, .jsonl, .csv or .tsv") from None
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged_parquet_error(path, 0, error) from None
     with file:
         require_columns(path.name, file.schema_arrow.names, required, text_columns)
-        number = 0
-        for batch in file.iter_batches(BATCH_ROWS):
-            for row in batch.to_pylist():
+        number, batches = 0, file.iter_batches(BATCH_ROWS)
+        while (rows := _next_parquet_rows(path, batches, number)) is not None:
+            for row in rows:
                 number += 1
                 yield Place(path.name, number, "row"), row
+
+
+def _next_parquet_rows(path: Path, batches: Iterator[Any], count: int) -> list[dict[str, Any]] | None:
+    """Returns the rows of the next batch, or None at the end. Raises CodecError for bytes that cannot be read.
+
+    Args:
+        count: how many rows were read before.
+    """
+    import pyarrow as pa
+
+    try:
+        batch = next(batches, None)
+        return None if batch is None else batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
+        raise _damaged_parquet_error(path, count, error) from None
+
+
+def _damaged_parquet_error(path: Path, count: int, error: Exception) -> CodecError:
+    """Returns the error for bytes that Arrow cannot read after `count` rows. Raises an error of the system itself."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    return CodecError(
+        f"{path.name} cannot be read beyond row {count:,}",
+        "it is damaged, or uses what this reader lacks: write it again, or as .jsonl or .csv",
+    )

@@ -105,14 +105,17 @@ class Attack(abc.ABC):
         """Returns the guess of `run`.
 
         Raises:
-            UsageError: the attack does not apply (`why_not`).
-            ValueError: the guess has a table with more or fewer rows than there are scrambled ids.
+            UsageError: the attack does not apply (`why_not`), or the guess has a table with more or fewer rows than
+                there are scrambled ids.
         """
         if reason := why_not(self, transcript, knowledge):
             raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
         guess = self.run(transcript, knowledge, budget, rng)
         if guess.by_id is not None and len(guess.by_id) != transcript.size:
-            raise ValueError(f"{self.name} guessed {len(guess.by_id)} ids of {transcript.size}")
+            raise UsageError(
+                f"by_id of a guess of {self.name} has {len(guess.by_id):,} rows for {transcript.size:,} scrambled ids",
+                "give a row for each of them",
+            )
         return guess
 
 

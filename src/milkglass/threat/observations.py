@@ -125,7 +125,7 @@ class Transcript:
         key_id: the public identifier of the key. None if it was not recorded.
 
     Raises:
-        UsageError: an id lies outside of the vocabulary.
+        UsageError: an id lies outside of the vocabulary, or hidden states are no matrix of finite numbers.
     """
 
     observations: tuple[Observation, ...]
@@ -141,6 +141,8 @@ class Transcript:
                         f"an id of {low if low < 0 else high} in a vocabulary of {self.size}",
                         "the transcript and the model do not belong together",
                     )
+            if isinstance(observation, Activations):
+                _require_states(observation.hidden)
 
     def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
         """Returns the observations of one kind, in order."""
@@ -194,3 +196,17 @@ class Transcript:
         if model is None:
             raise UsageError("this transcript holds no weights", "ask why_not before an attack is run")
         return model
+
+
+def _require_states(hidden: torch.Tensor) -> None:
+    """Raises UsageError for states that are no matrix of finite numbers: attacks would read none of them."""
+    hint = "give a torch.Tensor of (rows, dimensions), a row for each token"
+    if not isinstance(hidden, torch.Tensor):
+        raise UsageError(f"hidden states are of the type {type(hidden).__name__}, a torch.Tensor is needed", hint)
+    if hidden.ndim != 2:
+        raise UsageError(f"hidden states have the shape {tuple(hidden.shape)}", hint)
+    if not_finite := int((~hidden.isfinite()).sum()):
+        raise UsageError(
+            f"{not_finite:,} of the {hidden.numel():,} numbers in hidden states are NaN or infinite",
+            "find where the client computes them: that attacks read none of them says nothing of it",
+        )

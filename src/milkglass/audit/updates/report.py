@@ -163,7 +163,9 @@ def verdict(audit: UpdateAudit) -> str:
     """Returns in a sentence or two how much was read. Texts are never called safe: other attacks may read more."""
     graded = [result for result in audit.finished_results if result.measures]
     if not graded:
-        return fill_template(TEXTS["updates"]["nothing"], why=next(iter(audit.refused.values()), "no attack applies"))
+        ended_reasons = [result.reason for result in audit.results if result.state in ("failed", "not run")]
+        reason = next(iter([*audit.refused.values(), *ended_reasons]), "no attack applies")
+        return fill_template(TEXTS["updates"]["nothing"], why=reason)
 
     def strongest(measure: Callable[[Measures], Interval]) -> UpdateResult:
         return max(graded, key=lambda result: (measure(result.measures).value, result.rouge.value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,15 +165,22 @@ def label_warning(summary: Summary) -> str:
             "warning: the labels are numbers with a decimal comma, and each is taken for a class; scores are written "
             "with a point, 0.5 in place of 0,5"
         )
-    folded = Counter(name.strip().casefold() for name in summary.labels)
+    folded = Counter(map(_folded, summary.labels))
     shown = {name: repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in summary.labels}
-    if alike := [shown[name] for name in summary.labels if folded[name.strip().casefold()] > 1]:
-        return f"warning: some labels differ in capitals or spaces alone: {first_few(alike)}; each is a class"
+    if alike := [shown[name] for name in summary.labels if folded[_folded(name)] > 1]:
+        difference = "capitals, spaces or the encoding of a character alone"
+        return f"warning: some labels differ in {difference}: {first_few(alike)}; each is a class"
     rare = [shown[name] for name, count in zip(summary.labels, summary.label_counts, strict=True) if count == 1]
     if not rare or max(summary.label_counts) < MIN_COMMON_ROWS:
         return ""
     fault = "a label occurs" if len(rare) == 1 else f"{len(rare):,} labels occur"
     return f"warning: {fault} in one row only: {first_few(rare)}; misspelt?"
+
+
+def _folded(name: str) -> str:
+    """Returns a label without what the eye does not see: capitals, spaces, invisible characters, ways of encoding."""
+    visible = "".join(letter for letter in unicodedata.normalize("NFKC", name) if unicodedata.category(letter) != "Cf")
+    return " ".join(visible.split()).casefold()
 
 
 def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | None = None) -> None:

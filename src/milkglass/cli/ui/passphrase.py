@@ -7,6 +7,7 @@ passphrase must be strong, unless the user accepts a weak one.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -24,6 +25,7 @@ Result = TypeVar("Result")
 PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"
 MAX_ATTEMPTS = 3  # how often a passphrase is asked for until it opens the key, or is strong and typed twice alike
 TERMINAL_DEVICE = "/dev/tty"
+BYTE_ORDER_MARK = "\ufeff"
 
 WeakPassphrase = Annotated[
     bool, typer.Option("--weak-passphrase", help="Take a weak passphrase for a new key, with a warning.")
@@ -159,9 +161,19 @@ def _ask_new(allows_weak: bool) -> str:
 
 
 def _accept_new(passphrase: str, allows_weak: bool) -> str:
-    """Returns the passphrase. Raises WeakPassphrase for a weak one, or with `allows_weak` warns of it."""
+    """Returns the passphrase of a new key, and with `allows_weak` warns of a weak one.
+
+    Raises:
+        WeakPassphrase: it is weak.
+        UsageError: it has letters that nobody sees or types, so that the key would not open by what is seen.
+    """
     from milkglass.client.key.passphrases import require_strong, weakness
 
+    if any(letter == BYTE_ORDER_MARK or unicodedata.category(letter) == "Cc" for letter in passphrase):
+        raise UsageError(
+            "the new passphrase holds a byte order mark or a control character, which nobody can type",
+            "save its file as plain UTF-8 without a byte order mark, or type it anew",
+        )
     if not allows_weak:
         require_strong(passphrase)
     elif fault := weakness(passphrase):

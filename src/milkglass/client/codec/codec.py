@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from milkglass.client.codec.aliases import AliasChoices, IdExchange, StreamSource, secret_stream
 from milkglass.client.codec.conversation import (
     render,
+    require_list,
     require_messages,
     require_text,
     split_marked,
@@ -147,8 +148,10 @@ class Codec:
             IdOutOfRange: the tokenizer has a token that the model has no row for.
             UsageError: the numbers of texts and pairs differ, or the limit leaves no room for a token.
         """
+        texts = require_list(texts)
         require_text(texts)
         if pairs is not None:
+            pairs = require_list(pairs)
             require_text(pairs)
             if len(pairs) != len(texts):
                 raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
@@ -156,7 +159,7 @@ class Codec:
             return Encoded([], None if pairs is None else [])
         special_count = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
         limit = self._limit(max_length, special_count + reserved_count, 1 if pairs is None else 2)
-        tokenizer_inputs = (list(texts), None if pairs is None else list(pairs))
+        tokenizer_inputs = (texts, pairs)
         splits_special = not parse_special
         batch = self.tokenizer(*tokenizer_inputs, truncation=False, split_special_tokens=splits_special)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)

@@ -26,19 +26,26 @@ DecodeIds = Callable[[Sequence[int]], str]  # decodes the ids of an answer
 PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that texts rarely use; unused ones serve as marks
 
 
+def require_list(texts: Iterable[str]) -> list[str]:
+    """Returns texts as a list. Raises UsageError for a single text, which would be read as a list of letters."""
+    if isinstance(texts, str | bytes):
+        raise UsageError("a list of texts is needed, this is one text", "give [text]")
+    return list(texts)
+
+
 def require_text(texts: Sequence[str], allows_empty: bool = False) -> None:
     """Refuses texts that cannot be encoded.
 
     Raises:
         UsageError: a single text was given, which would be read as a list of letters.
         EmptyText: a text is empty.
-        CodecError: a text is not valid Unicode.
+        CodecError: a text is no string, or is not valid Unicode.
     """
-    if isinstance(texts, str | bytes):
-        raise UsageError("a list of texts is needed, this is one text", "give [text]")
-    for index, text in enumerate(texts):
+    for index, text in enumerate(require_list(texts)):
         if not text and not allows_empty:
             raise EmptyText.of(index, "is empty", "leave empty texts out")
+        if not isinstance(text, str):
+            raise CodecError.of(index, f"is not a text but of the type {type(text).__name__}", "give strings")
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -102,8 +109,8 @@ def render(
             that answer's ids: its piece has the ids -1, -2, ..., by their place in `RenderedChat.kept_ids`.
 
     Raises:
-        CodecError: the template refuses the conversation, does not read an option, or rewrites the text of a special
-            token in a message.
+        CodecError: the template refuses the conversation, leaves out a call of a tool, does not read an option, or
+            rewrites the text of a special token in a message.
     """
     options = dict(options or {})
     if options and (unknown_options := sorted(set(options) - template_variables(tokenizer))):
@@ -125,6 +132,8 @@ def render(
     marked_messages = _mark_special(tokenizer, visible_messages, marks, None if kept_ids is None else kept_ids.pattern)
     marked_tools = _mark_special(tokenizer, list(tools), marks)
     text = chat_template.render(tokenizer, marked_messages, add_generation_prompt, marked_tools, options)
+    for number, message in enumerate(marked_messages, 1):
+        _require_calls(message, number, text)
     if kept_ids is not None:
         try:
             return split_marked(kept_ids, text, lambda part: _split_at_marks(part, marks))
@@ -332,14 +341,20 @@ def training_examples(
     return examples
 
 
+def _require_calls(message: Message, number: int, text: str) -> None:
+    """Raises CodecError if a text lacks the name of a tool that message `number` calls: the template left it out."""
+    functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    names = [str(function.get("name")) for function in functions if isinstance(function, Mapping)]
+    if any(name not in text and json.dumps(name)[1:-1] not in text for name in names):
+        raise CodecError(
+            f"the chat template leaves out the tool calls of message {number}",
+            "use a template that has tool calls, or leave such messages out",
+        )
+
+
 def _require_written(message: Message, number: int, answer: str) -> None:
     """Raises CodecError if the template leaves out a call or the reasoning: something else would be learnt."""
-    names = [str(tool_call["function"]["name"]) for tool_call in message.get("tool_calls") or ()]
-    if any(name not in answer for name in names):
-        raise CodecError(
-            f"the chat template leaves out the tool calls of message {number + 1}",
-            "use a template that has tool calls, or leave such rows out",
-        )
+    _require_calls(message, number + 1, answer)
     if str(message.get("reasoning_content") or "").strip() not in answer:
         raise CodecError(
             f"the chat template leaves out the reasoning_content of message {number + 1}",

@@ -81,6 +81,8 @@ class KeySeal:
 
         An attacker who guesses passphrases by the check needs as long as one who guesses by the seal.
         """
+        if not isinstance(passphrase, str):
+            raise KeyFileError("the passphrase is not a text", "give it as a string")
         secret = unicodedata.normalize("NFC", passphrase).encode("utf-8", "surrogatepass")
         derived_bytes = Scrypt(salt, 64, scrypt_n, SCRYPT_R, SCRYPT_P).derive(secret)
         check = hashlib.sha256(b"milkglass/1 passphrase check" + derived_bytes[32:]).digest()[:CHECK_BYTES]

@@ -41,7 +41,7 @@ from milkglass.client.obfuscate.plus import dimension_transform, transform_dimen
 from milkglass.client.special_tokens import reserved_ids
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
-from milkglass.models.config_entries import check_ids
+from milkglass.models.config_entries import check_ids, check_shapes
 from milkglass.models.families import Architecture, architecture_of
 from milkglass.models.file_names import GENERATION_CONFIG, KEY_ID
 from milkglass.models.safetensors_file import RowBlocks
@@ -117,11 +117,13 @@ def map_configs(base: Checkpoint, first_ids: NDArray[np.int32], alias_counts: ND
         alias_counts: (n,) how many scrambled ids each token has. None: one each.
 
     Raises:
-        CorruptCheckpoint: an entry that names a token is no id of the vocabulary.
+        CorruptCheckpoint: an entry that names a token is no id of the vocabulary, or has another shape than it must.
         IdOutOfRange: `forced_decoder_ids` names an id beyond the vocabulary.
         UnsupportedModel: an entry cannot be mapped, or names a token with several ids; or a config is nested too deep
             or too long.
     """
+    check_shapes(base.config)
+    check_shapes(base.generation_config or {}, GENERATION_CONFIG)
     check_ids(base.config, len(first_ids), allows_negative=True)
     check_ids(base.generation_config or {}, len(first_ids), GENERATION_CONFIG, allows_negative=True)
 

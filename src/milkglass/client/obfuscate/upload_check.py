@@ -14,8 +14,9 @@ from typing import Any, final
 
 from milkglass.client import layout
 from milkglass.client.layout import MARKER, TOKENIZER_FILE_PATTERN
-from milkglass.client.model_config import LABEL_ENTRIES, PRIVATE_ENTRIES, WORD_PATTERN, has_private_words
+from milkglass.client.model_config import PRIVATE_ENTRIES, WORD_PATTERN, has_private_words
 from milkglass.errors import ModelNotFound, UsageError
+from milkglass.models.config_entries import LABEL_ENTRIES
 from milkglass.models.file_names import (
     CONFIG,
     DELTA_CONFIG,

@@ -267,8 +267,10 @@ class Connection:
         timeout: float = 120.0,
         retry: RetryPolicy | None = None,
     ) -> None:
+        if not isinstance(url, str):
+            raise UsageError("no server's address was given", f"give for example {EXAMPLE_URL}")
         self.url = url.rstrip("/")
-        self._has_answered = False
+        self._has_answered = self._is_closed = False
         self._sockets = Sockets()
         self.retry = retry or RetryPolicy(pause=self._sockets.given_up.wait)
         self._max_silence = timeout
@@ -276,6 +278,7 @@ class Connection:
         remove_user_agent(self._client.headers)
 
     def close(self) -> None:
+        self._is_closed = True
         self._client.close()
 
     @property
@@ -380,6 +383,8 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         if self.is_given_up:
             raise RemoteError("the call was given up", "ask again in a session that is open")
+        if self._is_closed:
+            raise UsageError("the session is closed", "open another")
         connect = CONNECT_SECONDS if self._has_answered else FIRST_CONNECT_SECONDS
         limits = httpx2.Timeout(self._max_silence if timeout is None else timeout, connect=connect)
         extensions = {"trace": self._sockets.trace}

@@ -6,6 +6,7 @@ removes, is not sent.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from milkglass.client.model_config import EXCLUSIVE_MINIMUM, SAMPLING_RANGES
 from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
@@ -36,6 +38,7 @@ ASSEMBLY_SECONDS = 1800.0  # seconds that a server may take to join a delta and 
 END_STATUSES = ("succeeded", "failed", "cancelled")
 JOB_SILENCE_SECONDS = 24 * 3600.0  # seconds without an event of a job: it may wait for others
 MAX_MESSAGES = 10_000  # events of one job that are messages, not steps
+MAX_SEED = 2**63 - 1
 MAX_EMPTY_EVENTS = 1000  # events of a completion without a token
 
 
@@ -62,6 +65,13 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a number that no server accepts."""
+        _require_in_range("max_tokens", self.max_tokens, 1, math.inf)
+        for name, (low, high) in SAMPLING_RANGES.items():
+            _require_in_range(name, getattr(self, name), low, high, name in EXCLUSIVE_MINIMUM)
+        _require_in_range("seed", self.seed, 0, MAX_SEED)
 
     def with_defaults(self, values: Mapping[str, float]) -> Sampling:
         """Returns the sampling with values in place of fields that are None.
@@ -418,6 +428,20 @@ class Remote(AbstractContextManager["Remote"]):
         return [token_ids(choice)[: sampling.max_tokens] for choice in choices]
 
 
+def _require_in_range(name: str, value: float | None, low: float, high: float, excludes_low: bool = False) -> None:
+    """Raises UsageError for a value of `Sampling` that is no number from `low` to `high`. None is left open."""
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (excludes_low and value == low):
+        least = f"more than {low:g}" if excludes_low else f"{low:g} or more"
+        limits = least if high == math.inf else f"{least} and {high if isinstance(high, int) else f'{high:g}'} at most"
+        raise UsageError(f"{name} is {value!r}, a number of {limits} is needed", "leave it out for the default")
+
+
 def _id_list(ids: IdSequence) -> list[int]:
-    """Returns ids as a list, for JSON."""
-    return np.asarray(ids, np.int64).tolist()
+    """Returns ids as a list, for JSON. Raises UsageError for what is no whole number."""
+    numbers = np.asarray(ids)
+    if numbers.size and numbers.dtype.kind not in "iu":
+        raise UsageError("ids are not whole numbers, so nothing was sent", "give the ids that the codec made")
+    return numbers.astype(np.int64).tolist()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from milkglass.client.key.key import Key
 
 MAX_RECORDS = 100_000  # the most records of one list
+PROBABILITY_TOLERANCE = 1e-3  # how far a rounded probability may lie above 1
 
 
 def is_text(value: Any) -> TypeGuard[str]:
@@ -187,9 +188,13 @@ def read_prediction(row: Mapping[str, Any]) -> Prediction:
         raise RemoteError("the server's classification has no label or no probabilities", "is the model a classifier?")
     if not all(map(is_number, probabilities)):
         raise RemoteError("the server's probabilities are not finite numbers", "try again")
+    if not all(0 <= probability <= 1 + PROBABILITY_TOLERANCE for probability in probabilities):
+        raise RemoteError("the server's probabilities are not all between 0 and 1", SERVER_HINT)
     label_number = int(label.removeprefix("LABEL_"))
     if label_number >= len(probabilities):
         raise RemoteError(f"the server answers {label} of {len(probabilities)} classes", "try again")
+    if probabilities[label_number] < max(probabilities):  # else a label would be shown with another one's probability
+        raise RemoteError(f"the server answers {label}, and by its probabilities another is likelier", SERVER_HINT)
     return Prediction(label_number, tuple(float(probability) for probability in probabilities))
 
 

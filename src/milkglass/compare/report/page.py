@@ -55,14 +55,23 @@ def set_aside(result: ComparisonResult, out: Path) -> Path | None:
     earlier = out / "compare.json"
     if not earlier.is_file():
         return None
-    run = json.loads(earlier.read_text("utf-8")).get("origin", {}).get("run", "earlier")
+    run = _run_of(earlier)
     if run == result.origin.get("run"):
         return None
-    folder = files.make_private_dir(out / "runs" / str(run))
+    folder = files.make_private_dir(out / "runs" / run)
     for name in PAGE_FILES:
         if (out / name).is_file():
             (out / name).replace(folder / name)
     return folder / "compare.html"
+
+
+def _run_of(page: Path) -> str:
+    """Returns the name of the run that wrote a page's compare.json, or "earlier" if the file does not name one."""
+    try:
+        run = json.loads(page.read_text("utf-8"))["origin"]["run"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "earlier"
+    return run if isinstance(run, str) and run.isalnum() else "earlier"
 
 
 def write(result: ComparisonResult, out: Path) -> Path:

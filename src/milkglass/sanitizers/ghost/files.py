@@ -158,7 +158,7 @@ class GhostJob:
         out_format = RowFormat(
             kind,
             row_format.text_fields,
-            header,
+            header=header,
             delimiter=row_format.delimiter,
             has_byte_order_mark=row_format.has_byte_order_mark,
         )
