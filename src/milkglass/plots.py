@@ -25,6 +25,7 @@ STYLE: dict[Any, Any] = {
 # Where a name may be put beside its point: offsets in points, the first that fits is taken
 NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))
 MARKER_PIXELS = 4  # half the width of a point, which no name covers
+FAR_PIXELS = 14  # a name that is further above or below its point is joined to it by a line
 Box = tuple[float, float, float, float]  # left, right, bottom and top, in pixels
 
 
@@ -80,7 +81,11 @@ def write_names(
         dx, dy, box = next(clear_boxes, next(iter(free_boxes), boxes[0]))
         taken_boxes.append(box)
         alignment = "left" if dx > 0 else "right"
-        axes.annotate(name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12)
+        is_far = abs(dy) > FAR_PIXELS  # another point may be nearer: a thin line leads to the name's own
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4} if is_far else None
+        axes.annotate(
+            name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12, arrowprops=line
+        )
 
 
 def _text_box(x: float, y: float, dx: float, dy: float, text: str) -> Box:

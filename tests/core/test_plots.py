@@ -1,0 +1,21 @@
+"""Names in a picture: each is seen to belong to its own point."""
+
+from __future__ import annotations
+
+from matplotlib.text import Annotation
+
+from milkglass.plots import panels, plot_style, write_names
+
+
+def test_a_name_that_is_moved_away_is_joined_to_its_point() -> None:
+    """In a crowd the name of one point may stand nearer to another one."""
+    with plot_style():
+        _, (axes,) = panels(1, 400, 300)
+        axes.set(xlim=(0, 100), ylim=(0, 100))
+        points = [*((50.0 + number % 2, 50.0 - number) for number in range(8)), (90.0, 90.0)]
+        write_names(axes, points, [*(f"a name of number {number}" for number in range(8)), "alone"])
+    names = {text.get_text(): text for text in axes.texts if isinstance(text, Annotation)}
+    assert len(names) == len(points)
+    is_joined = {name: text.arrow_patch is not None for name, text in names.items()}
+    is_far = {name: abs(text.xyann[1]) > 14 for name, text in names.items()}
+    assert is_joined == is_far and any(is_joined.values()) and not is_joined["alone"]
