@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.text import Annotation
 
-from milkglass.plots import panels, plot_style, write_names
+from milkglass.plots import FAR_PIXELS, panels, plot_style, write_names
 
 
 def test_a_name_that_is_moved_away_is_joined_to_its_point() -> None:
@@ -17,5 +17,5 @@ def test_a_name_that_is_moved_away_is_joined_to_its_point() -> None:
     names = {text.get_text(): text for text in axes.texts if isinstance(text, Annotation)}
     assert len(names) == len(points)
     is_joined = {name: text.arrow_patch is not None for name, text in names.items()}
-    is_far = {name: abs(text.xyann[1]) > 14 for name, text in names.items()}
+    is_far = {name: abs(text.xyann[1]) > FAR_PIXELS for name, text in names.items()}
     assert is_joined == is_far and any(is_joined.values()) and not is_joined["alone"]

@@ -258,8 +258,8 @@ def scene_of(
 def _with_dense_ids(rows: Sequence[CapturedRow], size: int) -> list[CapturedRow]:
     """Returns rows of ids, where those above the public vocabulary are numbered from its `size` on, in their order.
 
-    Without the vendor's table such an id is a mark, and its number tells nothing. Attacks take time and memory for each
-    number that an id can have.
+    The number of such an id tells nothing to an attacker without the vendor's table. Attacks take time and memory for
+    each number that an id can have.
     """
     used = np.unique(np.concatenate([row.sent for row in rows]))
     above = used[used >= size]
@@ -358,12 +358,10 @@ class _CapturedClient:
         return np.asarray(self.codec.tokenizer(row.sent, split_special_tokens=True)["input_ids"], np.int64)
 
     def _require_words(self, rows: Sequence[CapturedRow], sent: Sequences, original: Sequences) -> None:
-        """Raises CodecError if what was sent does not look like words.
+        """Raises CodecError if what was sent does not look like words: attacks would read none of it.
 
-        Many tokens are unknown, most rows were sent as nothing or with an overlong word, or words are spelled
-        otherwise: mirrored, with blanks in them, or letter by letter in a cipher.
-
-        Attacks would read none of it, which says nothing of the client.
+        It does not if many tokens are unknown, if most rows were sent as nothing or with an overlong word, or if words
+        are spelled otherwise: mirrored, with blanks in them, or letter by letter in a cipher.
         """
         hint = "give what crossed: words, ids or vectors; decode what is encoded, such as base64"
         empty_rows = [row for row in rows if not row.sent.strip()]

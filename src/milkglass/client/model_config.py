@@ -176,7 +176,7 @@ class ModelSampling:
     def of(cls, generation: Mapping[str, Any] | None) -> ModelSampling:
         """Returns the settings in the content of generation_config.json. None: there is no such file."""
         stated = {name: value for name, value in (generation or {}).items() if value is not None}
-        values = {name: stated[name] for name in SAMPLING_RANGES if name in stated and _is_in_range(name, stated[name])}
+        values = {name: stated[name] for name in SAMPLING_RANGES if name in stated and is_in_range(name, stated[name])}
         left_out = [name for name in SAMPLING_RANGES if name in stated and name not in values]
         left_out += [name for name, neutral in NEUTRAL_VALUES.items() if stated.get(name, neutral) != neutral]
         if stated.get("do_sample") is False:
@@ -193,7 +193,8 @@ class ModelSampling:
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
-def _is_in_range(name: str, setting: Any) -> bool:
+def is_in_range(name: str, setting: Any) -> bool:
+    """Returns whether a setting of sampling is a number in its range (SAMPLING_RANGES)."""
     low, high = SAMPLING_RANGES[name]
     if isinstance(setting, bool) or not isinstance(setting, int | float) or not math.isfinite(setting):
         return False

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -35,8 +34,8 @@ from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.deadline import until
-from milkglass.errors import JobFailed, MilkglassError, UsageError
-from milkglass.experiments.runs import current_code, pack_answers, require_same_run, unpack_answers
+from milkglass.errors import JobFailed, MilkglassError
+from milkglass.experiments.runs import current_code, pack_answers, read_stored, require_same_run, unpack_answers
 from milkglass.extras import missing_extra_error
 from milkglass.metrics.interval import Interval
 from milkglass.progress import Log, duration_text
@@ -442,7 +441,7 @@ class _Run:
         Folders inside the working folder are relative to it, as people write them.
         """
         path, here = self.out / "kept.json", Path.cwd()
-        folders = [*map(Path, _read_stored(path, list))] if path.is_file() else []
+        folders = [*map(Path, read_stored(path, list))] if path.is_file() else []
         return [folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in folders]
 
     def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
@@ -529,13 +528,13 @@ class _Run:
     def _stored_document(self, way: Way) -> Any:
         """Returns the document of a way that was finished with the same methods, or None."""
         path = self._path(way)
-        document = _read_stored(path, dict) if path.is_file() else None
+        document = read_stored(path, dict) if path.is_file() else None
         return document if document is not None and document["about"]["made by"] == _methods_digest(way) else None
 
     def _unfinished_seconds(self, way: Way) -> float:
         """Returns the seconds by the clock that earlier calls spent on a way without finishing it."""
         path = self.out / "unfinished" / f"{way.name}.json"
-        return float(_read_stored(path, int | float)) if path.is_file() else 0.0
+        return float(read_stored(path, int | float)) if path.is_file() else 0.0
 
     @contextmanager
     def _counting_time(self, way: Way) -> Iterator[None]:
@@ -597,17 +596,6 @@ def _with_gap(
     if result.is_local or best_local is None or result.name not in answers:
         return result
     return replace(result, above=difference_of(setting.rows, answers[result.name], answers[best_local.name]))
-
-
-def _read_stored(path: Path, kind: type | UnionType) -> Any:
-    """Returns what a file of an earlier call holds, of this kind of JSON. Raises UsageError for a damaged one."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-        if not isinstance(document, kind):
-            raise ValueError("another kind of JSON")
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is damaged", "remove it: the same command makes it anew") from None
-    return document
 
 
 def read_way(raw: Any) -> WayResult:

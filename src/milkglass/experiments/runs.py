@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -113,18 +114,24 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     return Codec.open(key, folder, repeated_stream(key.stream(f"choices/{purpose}")))
 
 
-def _read_record(record: Path) -> dict[str, Any]:
-    """Returns what a run folder's record says. Raises UsageError for a damaged one."""
+def read_stored(path: Path, kind: type | UnionType, hint: str = "remove it: the same command makes it anew") -> Any:
+    """Returns what a file of an earlier call holds.
+
+    Args:
+        path: the file.
+        kind: the kind of JSON that it must hold, such as dict.
+        hint: the next step if it holds no such thing.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
     try:
-        recorded = json.loads(record.read_text("utf-8"))
-        if not isinstance(recorded, dict):
-            raise ValueError("no object")
+        document = json.loads(path.read_text("utf-8"))
+        if not isinstance(document, kind):
+            raise ValueError("another kind of JSON")
     except (ValueError, RecursionError):
-        raise UsageError(
-            f"{record} is damaged: it does not say what the folder is a run of",
-            "give a new folder with --out, or remove this one",
-        ) from None
-    return recorded
+        raise UsageError(f"{path} is damaged", hint) from None
+    return document
 
 
 def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:
@@ -140,7 +147,7 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
     """
     record = out / "run.json"
     if record.is_file():
-        recorded = _read_record(record)
+        recorded = read_stored(record, dict, "give a new folder with --out, or remove this one")
         if recorded != run_identity:
             if version_field is not None and recorded.get(version_field) != run_identity[version_field]:
                 raise UsageError(

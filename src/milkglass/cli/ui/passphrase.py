@@ -17,6 +17,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.terminal import note
 from milkglass.errors import UsageError, WrongPassphrase
+from milkglass.rows.lines import BYTE_ORDER_MARK
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -25,7 +26,6 @@ Result = TypeVar("Result")
 PASSPHRASE_VARIABLE = "MILKGLASS_PASSPHRASE"
 MAX_ATTEMPTS = 3  # how often a passphrase is asked for until it opens the key, or is strong and typed twice alike
 TERMINAL_DEVICE = "/dev/tty"
-BYTE_ORDER_MARK = "\ufeff"
 
 WeakPassphrase = Annotated[
     bool, typer.Option("--weak-passphrase", help="Take a weak passphrase for a new key, with a warning.")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.model_config import EXCLUSIVE_MINIMUM, SAMPLING_RANGES
+from milkglass.client.model_config import EXCLUSIVE_MINIMUM, SAMPLING_RANGES, is_in_range
 from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
@@ -68,10 +68,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Raises UsageError for a number that no server accepts."""
-        _require_in_range("max_tokens", self.max_tokens, 1, math.inf)
-        for name, (low, high) in SAMPLING_RANGES.items():
-            _require_in_range(name, getattr(self, name), low, high, name in EXCLUSIVE_MINIMUM)
-        _require_in_range("seed", self.seed, 0, MAX_SEED)
+        for name, (low, high) in {"max_tokens": (1, math.inf), **SAMPLING_RANGES, "seed": (0, MAX_SEED)}.items():
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_allowed = is_in_range(name, value) if name in SAMPLING_RANGES else is_number and low <= value <= high
+            if value is not None and not is_allowed:
+                least = f"more than {low:g}" if name in EXCLUSIVE_MINIMUM else f"{low:g} or more"
+                most = f"{high:g}" if isinstance(high, float) else high
+                limits = least if high == math.inf else f"{least} and {most} at most"
+                raise UsageError(f"{name} is {value!r}, a number of {limits} is needed", "leave it out for the default")
 
     def with_defaults(self, values: Mapping[str, float]) -> Sampling:
         """Returns the sampling with values in place of fields that are None.
@@ -426,17 +431,6 @@ class Remote(AbstractContextManager["Remote"]):
         answer = self.connection.json("POST", "/v1/completions", body, may_repeat=True)
         choices = sort_by_index(responses.records_of(answer, "choices"), len(batch))
         return [token_ids(choice)[: sampling.max_tokens] for choice in choices]
-
-
-def _require_in_range(name: str, value: float | None, low: float, high: float, excludes_low: bool = False) -> None:
-    """Raises UsageError for a value of `Sampling` that is no number from `low` to `high`. None is left open."""
-    if value is None:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high or (excludes_low and value == low):
-        least = f"more than {low:g}" if excludes_low else f"{low:g} or more"
-        limits = least if high == math.inf else f"{least} and {high if isinstance(high, int) else f'{high:g}'} at most"
-        raise UsageError(f"{name} is {value!r}, a number of {limits} is needed", "leave it out for the default")
 
 
 def _id_list(ids: IdSequence) -> list[int]:
