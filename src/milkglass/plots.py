@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 from html import escape
+from math import hypot
 from typing import Any
 
 from matplotlib import rc_context
@@ -24,8 +25,11 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 # Where a name may be put beside its point: offsets in points, the first that fits is taken
 NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9))
+# Where a name may be put if none of these fits, the nearest first: many points lie close together
+DISTANT_X, DISTANT_Y = (9, -9, 40, -40, 80, -80, 120, -120), range(-142, 149, 16)
+DISTANT_OFFSETS = tuple(sorted(((x, y) for y in DISTANT_Y for x in DISTANT_X), key=lambda offset: hypot(*offset)))
 MARKER_PIXELS = 4  # half the width of a point, which no name covers
-FAR_PIXELS = 14  # a name that is further above or below its point is joined to it by a line
+FAR_PIXELS = 14  # a name that is further from its point in either direction is joined to it by a line
 Box = tuple[float, float, float, float]  # left, right, bottom and top, in pixels
 
 
@@ -69,19 +73,21 @@ def write_names(
         bar_boxes.append((left - 1, left + 1, min(bottom, top), max(bottom, top)))
     named_points = zip(points, pixels, names, colours or [INK] * len(names), strict=True)
     for point, (x, y), name, colour in sorted(named_points, key=lambda named_point: -named_point[0][1]):
-        boxes = [(dx, dy, _text_box(x, y, dx, dy, name)) for dx, dy in NAME_OFFSETS]
-        free_boxes = [
-            (dx, dy, box)
-            for dx, dy, box in boxes
-            if box[0] >= axes_box.x0
-            and box[1] <= axes_box.x1
-            and not any(_boxes_overlap(box, taken) for taken in taken_boxes)
-        ]
+        for offsets in (NAME_OFFSETS, DISTANT_OFFSETS):
+            boxes = [(dx, dy, _text_box(x, y, dx, dy, name)) for dx, dy in offsets]
+            free_boxes = [
+                (dx, dy, box)
+                for dx, dy, box in boxes
+                if _box_contains((axes_box.x0, axes_box.x1, axes_box.y0, axes_box.y1), box)
+                and not any(_boxes_overlap(box, taken) for taken in taken_boxes)
+            ]
+            if free_boxes:
+                break
         clear_boxes = (place for place in free_boxes if not any(_boxes_overlap(place[2], bar) for bar in bar_boxes))
         dx, dy, box = next(clear_boxes, next(iter(free_boxes), boxes[0]))
         taken_boxes.append(box)
         alignment = "left" if dx > 0 else "right"
-        is_far = abs(dy) > FAR_PIXELS  # another point may be nearer: a thin line leads to the name's own
+        is_far = max(abs(dx), abs(dy)) > FAR_PIXELS  # another point may be nearer: a thin line leads to the name's own
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4} if is_far else None
         axes.annotate(
             name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12, arrowprops=line
@@ -93,6 +99,11 @@ def _text_box(x: float, y: float, dx: float, dy: float, text: str) -> Box:
     width = 7.2 * len(text)
     left = x + dx if dx > 0 else x + dx - width
     return left, left + width, y + dy - 3, y + dy + 11
+
+
+def _box_contains(outer: Box, box: Box) -> bool:
+    """Returns whether a box lies inside another."""
+    return outer[0] <= box[0] and box[1] <= outer[1] and outer[2] <= box[2] and box[3] <= outer[3]
 
 
 def _boxes_overlap(box: Box, other: Box) -> bool:

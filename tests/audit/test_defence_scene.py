@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from milkglass.audit.defence_scene import _matching_places, _pieces, replaced_and_cut, scene_of, sent_and_original
 from milkglass.audit.report.findings import all_findings
@@ -50,13 +52,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def spelled(codec: Codec, ids: np.ndarray) -> list[str]:
+def spelled(codec: Codec, ids: Ids | Sequence[int]) -> list[str]:
     return [codec.tokenizer.decode([int(one)]) for one in ids]
 
 
 def test_pieces_of_a_word_belong_to_the_word_in_its_place(codec: Codec) -> None:
-    before, own = _pieces(codec, [["", "nurse", " ", "of", ", ", "zzz", ""]])
-    after, other = _pieces(codec, [["", "of", " ", "nurse", ", ", "zzz", ""]])
+    is_changed = [np.array([False, True, False, True, False, False, False])]
+    before, own = _pieces(codec, [["", "nurse", " ", "of", ", ", "zzz", ""]], is_changed)
+    after, other = _pieces(codec, [["", "of", " ", "nurse", ", ", "zzz", ""]], is_changed)
     origin = _matching_places(own, other)
     parts = ["", "nurse", " ", "of", ", ", "zzz", ""]
     for token, at, row in zip(before.ids, origin, own, strict=True):
@@ -96,12 +99,38 @@ def test_what_is_cut_off_is_not_replaced(mask: str, base: Checkpoint, codec: Cod
     assert "".join(spelled(codec, original.ids[:short][is_replaced[:short]])).replace("##", "") == "nurse"
     assert not is_cut[:short].any() and (sent.lengths[2], original.lengths[2]) == (60, 60), "both long texts are cut"
     parts = client.parts(texts[2:])
-    (_, rows), (_, sent_rows) = (_pieces(limited, [pieces[of] for pieces in parts]) for of in (0, 1))
+    is_changed = [np.array([word == "nurse" for word in parts[0][0]])]
+    (_, rows), (_, sent_rows) = (_pieces(limited, [pieces[of] for pieces in parts], is_changed) for of in (0, 1))
     masks = {int(piece) for piece in range(1, len(parts[0][0]), 2)}
     masks_sent, masked = ({*found.tolist()} & masks for found in (sent_rows[:, 1], rows[is_replaced[short:], 1]))
     assert masked == masks_sent & {*rows[:, 1].tolist()} and masked
     cut = is_cut[short:-1]
     assert cut.any() == (mask != "MASK") and (np.diff(cut.astype(int)) >= 0).all(), "a longer mask cuts the end"
+
+
+def test_words_behind_a_mask_are_read_though_its_end_is_in_a_token_with_the_next_mark(codec: Codec) -> None:
+    """A byte-level tokenizer has ">." and " (<" as one token: what follows is not moved by one."""
+    texts = ["we see (nurse) and the nurse. the wound is red, nurse's and nurse, again"]
+    masked = [text.replace("nurse", "<MASK>") for text in texts]
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words.train_from_iterator(masked * 9 + texts * 9, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    byte_level = replace(codec, tokenizer=PreTrainedTokenizerFast(tokenizer_object=words), max_tokens=200)
+    client = Renaming(byte_level, bytes(32), {"name": "renaming"})
+    object.__setattr__(client, "mask", "<MASK>")
+    sent, original, origin = sent_and_original(client, texts)
+    assert {">.", " (<"} <= {*spelled(byte_level, sent.ids)}, "else the tokenizer has no such tokens"
+    assert origin is not None
+    is_replaced, is_cut = replaced_and_cut(client, texts)
+    is_read = (origin != NO_BELIEF) & (sent.ids[np.maximum(origin, 0)] == original.ids)
+    unread = spelled(byte_level, original.ids[~is_read & ~is_replaced])
+    assert not is_cut.any()
+    assert unread == [" (", ")", ".", "'s", ","], "marks beside a mask alone, and 's, which is two tokens behind one"
+    first_names = original.ids[is_replaced][0], origin[is_replaced][0]
+    assert "nurse" in spelled(byte_level, [first_names[0]])[0]
+    assert "<" in spelled(byte_level, [sent.ids[first_names[1]]])[0], "a mask's place is where its first letter is"
 
 
 def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path: Path) -> None:

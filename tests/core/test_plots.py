@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 
 from milkglass.plots import FAR_PIXELS, panels, plot_style, write_names
 
@@ -17,5 +17,20 @@ def test_a_name_that_is_moved_away_is_joined_to_its_point() -> None:
     names = {text.get_text(): text for text in axes.texts if isinstance(text, Annotation)}
     assert len(names) == len(points)
     is_joined = {name: text.arrow_patch is not None for name, text in names.items()}
-    is_far = {name: abs(text.xyann[1]) > FAR_PIXELS for name, text in names.items()}
+    is_far = {name: max(map(abs, text.xyann)) > FAR_PIXELS for name, text in names.items()}
     assert is_joined == is_far and any(is_joined.values()) and not is_joined["alone"]
+
+
+def test_names_of_many_near_points_do_not_cover_each_other() -> None:
+    """Five ways whose quality is the same lie on one place."""
+    with plot_style():
+        figure, (axes,) = panels(1, 640, 400)
+        axes.set(xlim=(0, 100), ylim=(0, 100))
+        points = [(0.0 + number / 4, 50.0 - number / 3) for number in range(12)]
+        write_names(axes, points, [f"way-{number}" for number in range(12)])
+        figure.draw_without_rendering()
+        boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to the point
+    outside = axes.get_window_extent()
+    assert not any(box.overlaps(other) for at, box in enumerate(boxes) for other in boxes[:at])
+    assert all(outside.x0 <= box.x0 and box.x1 <= outside.x1 for box in boxes)
+    assert all(outside.y0 <= box.y0 and box.y1 <= outside.y1 for box in boxes)

@@ -262,8 +262,9 @@ def sent_and_original(
             return ids, ids, None
         return Sequences.of(client.encode(list(texts), None).ids), ids, np.arange(len(ids.ids), dtype=np.int64)
     parts = client.parts(texts)
-    original, piece_rows = _pieces(client.codec, [words for words, _ in parts])
-    sent, sent_piece_rows = _pieces(client.codec, [words for _, words in parts])
+    changes = _changed_pieces(parts)
+    original, piece_rows = _pieces(client.codec, [words for words, _ in parts], changes)
+    sent, sent_piece_rows = _pieces(client.codec, [words for _, words in parts], changes)
     return sent, original, _matching_places(piece_rows, sent_piece_rows)
 
 
@@ -273,10 +274,11 @@ def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[
     A token of a part that is sent as it is, but behind the limit of tokens, is cut off. So is one whose replacement is.
     """
     parts = client.parts(texts)
-    _, piece_rows = _pieces(client.codec, [words for words, _ in parts])
-    _, sent_piece_rows = _pieces(client.codec, [words for _, words in parts])
+    changes = _changed_pieces(parts)
+    _, piece_rows = _pieces(client.codec, [words for words, _ in parts], changes)
+    _, sent_piece_rows = _pieces(client.codec, [words for _, words in parts], changes)
     piece_counts = np.array([len(words) for words, _ in parts], np.int64)
-    is_changed = np.concatenate([[word != sent for word, sent in zip(*pair, strict=True)] for pair in parts] or [[]])
+    is_changed = np.concatenate([*changes, np.empty(0, np.bool_)])
     first_pieces = np.cumsum(piece_counts) - piece_counts
 
     def is_ordinary(rows: Ids) -> NDArray[np.bool_]:
@@ -310,12 +312,29 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     return rehearse
 
 
-def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Sequences, Ids]:
-    """Returns the ids of texts that are given in parts, and (tokens, 3) each one's text, part and place in the part.
+def _changed_pieces(parts: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[NDArray[np.bool_]]:
+    """Returns for each text which of its parts are sent as something else."""
+    return [np.array([word != sent for word, sent in zip(*pair, strict=True)], np.bool_) for pair in parts]
 
-    A token belongs to the part of its first character that is no white space: byte-level tokenizers put the space
-    before a word into the word's token. Special tokens are parts of their own, before the first part and after the
-    last.
+
+def _pieces(
+    codec: Codec, pieces_of_texts: Sequence[Sequence[str]], changes: Sequence[NDArray[np.bool_]]
+) -> tuple[Sequences, Ids]:
+    """Returns the ids of texts that are given in parts, and (tokens, 4) where each token is, equal on both sides.
+
+    A row has the text, the part and two numbers: in an unchanged part, where the token's characters begin and end in
+    it; in a changed part, the token's place among the part's tokens, and -1. Places alone would not do in an unchanged
+    part, since its first characters may be in a token with the last ones of a mask, as ">." is one token of a
+    byte-level tokenizer: all tokens behind would seem to be moved by one.
+
+    A token belongs to the first changed part that it has a character of, or else to the part of its first character
+    that is no white space: byte-level tokenizers put the space before a word into the word's token. Special tokens are
+    parts of their own, before the first part and after the last.
+
+    Args:
+        codec: the public model's tokenizer.
+        pieces_of_texts: the parts of each text, as they are or as they are sent.
+        changes: for each text, which parts are sent as something else.
     """
     batch = codec.tokenizer(
         ["".join(pieces) for pieces in pieces_of_texts],
@@ -326,18 +345,30 @@ def _pieces(codec: Codec, pieces_of_texts: Sequence[Sequence[str]]) -> tuple[Seq
         split_special_tokens=True,
     )
     rows = []
-    for text_index, pieces in enumerate(pieces_of_texts):
-        ends = np.cumsum([len(piece) for piece in pieces])
+    for text_index, (pieces, is_changed) in enumerate(zip(pieces_of_texts, changes, strict=True)):
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        piece_ends = np.cumsum(lengths)
         text, offsets = "".join(pieces), batch["offset_mapping"][text_index]
         starts = np.array([_first_visible(text, start, end) for start, end in offsets], np.int64)
-        piece_of_token = np.searchsorted(ends, starts, side="right")
+        ends = np.array([end for _, end in offsets], np.int64)
+        piece_of_token = np.searchsorted(piece_ends, starts, side="right")
+        last_piece = np.searchsorted(piece_ends, np.maximum(ends - 1, starts), side="right")
+        for token in np.flatnonzero(last_piece > piece_of_token):
+            touched = np.arange(piece_of_token[token], min(last_piece[token] + 1, len(pieces)))
+            touched = touched[is_changed[touched] & (lengths[touched] > 0)]
+            piece_of_token[token] = touched[0] if len(touched) else piece_of_token[token]
         is_special = np.array(batch["special_tokens_mask"][text_index], np.bool_)
         last_place = len(starts) - 1
         piece_of_token[is_special] = np.where(np.flatnonzero(is_special) < last_place / 2, -1, len(pieces))
         places = np.arange(len(piece_of_token))
         is_first = np.concatenate([[True], piece_of_token[1:] != piece_of_token[:-1]])
         place_in_piece = places - np.maximum.accumulate(np.where(is_first, places, 0))
-        rows.append(np.stack([np.full(len(piece_of_token), text_index), piece_of_token, place_in_piece], 1))
+        is_kept = ~is_special & (piece_of_token < len(pieces))
+        is_kept[is_kept] = ~is_changed[piece_of_token[is_kept]]
+        piece_starts = np.append(piece_ends - lengths, 0)[piece_of_token]
+        begin = np.where(is_kept, starts - piece_starts, place_in_piece)
+        end = np.where(is_kept, ends - piece_starts, -1)
+        rows.append(np.stack([np.full(len(piece_of_token), text_index), piece_of_token, begin, end], 1))
     return Sequences.of(batch["input_ids"]), np.concatenate(rows).astype(np.int64)
 
 
