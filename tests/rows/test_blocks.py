@@ -75,3 +75,28 @@ def test_a_carriage_return_is_quoted_in_csv_and_text_in_tsv(tmp_path: Path) -> N
         [block] = blocks_of(tmp_path / name, shape)
         rows, [(row, place)], _ = shape.parse(block)
         assert row[place] == "a\rb" and shape.write(rows) == written
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
+def test_a_second_field_of_texts_is_not_left_in_the_clear_without_a_word(suffix: str, tmp_path: Path) -> None:
+    """Of pairs under unusual names one half would cross; labels of several words and short notes are no texts."""
+    source = tmp_path / f"claims{suffix}"
+    rows = [
+        {
+            "premise": f"Ada said {n}",
+            "claim": f"it was Ada who said number {n}",
+            "verdict": "this does not follow at all",
+        }
+        for n in range(9)
+    ]
+    lines = (
+        [*map(json.dumps, rows)]
+        if suffix == ".jsonl"
+        else ["\t".join(part) for part in (rows[0], *map(dict.values, rows))]
+    )
+    source.write_text("\n".join(lines) + "\n", "utf-8")
+    with pytest.raises(UsageError, match="texts in claim too") as error:
+        require_rows(source, row_format_of(source))
+    assert error.value.hint is not None and "--text-column claim" in error.value.hint
+    require_rows(source, row_format_of(source, extra_names=frozenset({"claim"})))
+    require_rows(source, row_format_of(source, kept_names=frozenset({"claim"})))

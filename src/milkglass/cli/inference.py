@@ -66,7 +66,8 @@ def classify(
     text: Texts = None,
     pair: Pairs = None,
     source: Annotated[
-        Path | None, typer.Option("--in", help="Read this file, not stdin: lines, JSON Lines, CSV, TSV or Parquet.")
+        Path | None,
+        typer.Option("--in", help="Read this file, not stdin: lines, JSON, CSV, TSV or Parquet."),
     ] = None,
     truncate: Annotated[
         bool,

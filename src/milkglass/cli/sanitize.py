@@ -277,6 +277,7 @@ def sanitize_by_ghost(
     from milkglass.files import require_writable
     from milkglass.models.resolve import resolve
     from milkglass.parameters import read_words
+    from milkglass.rows.blocks import require_rows
     from milkglass.rows.place import places_text
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, long_texts, require_texts, sanitize_dataset
@@ -297,6 +298,7 @@ def sanitize_by_ghost(
     chosen_selection = read_words(SelectionSettings, assignments_by_field, "ghost")
     search, selection = SearchSettings(**_search_parameters(search_assignments)), SelectionSettings(**chosen_selection)
     row_format = read_row_format(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
+    require_rows(path, row_format)
     job = GhostJob.of(path, row_format, out)
     job.require_free()
     require_writable(out)
@@ -396,7 +398,9 @@ def sanitize(
         int | None,
         typer.Option(min=1, help="Processes; their number does not change the result.  [default: by size and cores]"),
     ] = None,
-    text_column: Annotated[list[str] | None, typer.Option(help="A further field that contains text.")] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option("--text-column", "--pair-column", help="A further field that contains text.")
+    ] = None,
     delimiter: Delimiter = None,
     keep_column: Annotated[list[str] | None, typer.Option(help="A field to leave unchanged.")] = None,
     role: Annotated[

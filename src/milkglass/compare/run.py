@@ -43,7 +43,7 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 11  # the version of the files that a run keeps on disk
+RUN_VERSION = 12  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, though the time is over
 MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model has so many

@@ -90,7 +90,8 @@ def cut_words(tokens: Sequences, max_length: int, token_limit: int) -> str:
     """
     if not (count := int((tokens.lengths > max_length).sum())):
         return ""
-    cut = f"{count:,} of {len(tokens):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
+    verb = "is" if count == 1 else "are"
+    cut = f"{count:,} of {len(tokens):,} rows {verb} cut to {max_length} tokens (not for a linear model)"
     if max_length >= token_limit:
         return f"{cut}, which is all that this model reads"
     return f"{cut}: a larger --max-length reads more of them, {token_limit} at most"

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -35,6 +36,7 @@ from milkglass.rows.write import json_line
 
 FileKind = Literal["lines", "json", "csv", "tsv"]
 KIND_OF_SUFFIX: dict[str, FileKind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
+TEXT_WORDS = 5  # a field looks like a text if most of its values have so many words and differ
 BLOCK_ROWS, BLOCK_CHARACTERS = 512, 1 << 18  # the rows, or the characters, after which a block ends
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 TextSlot = tuple[Any, Any]  # a container and the key or index of a text in it
@@ -243,10 +245,18 @@ def require_rows(path: Path, row_format: RowFormat) -> None:
         CodecError: a row cannot be read, no text begins with the instruction, or roles are chosen and no row has a
             conversation. A misspelt instruction would be sanitized.
         EmptyText: there are no rows.
+        UsageError: a field that is neither sanitized nor named as one to keep looks like a text.
     """
     has_instruction, has_messages = not row_format.instruction, not row_format.roles
     for block in blocks_of(path, row_format):
         rows, slots, _ = row_format.parse(block)
+        if not block.number and (names := _unnamed_texts(row_format, rows)):
+            options = " ".join(f"--text-column {shlex.quote(name)}" for name in names)
+            kept_options = " ".join(f"--keep-column {shlex.quote(name)}" for name in names)
+            raise UsageError(
+                f"{path.name} has texts in {', '.join(map(shown_name, names))} too, which would be left as they are",
+                f"sanitize them with {options}, or leave them with {kept_options}",
+            )
         has_messages = has_messages or any(isinstance(row, dict) and "messages" in row for row in rows)
         has_instruction = has_instruction or any(
             row_format.split_instruction(container[key])[0] for container, key in slots
@@ -256,6 +266,20 @@ def require_rows(path: Path, row_format: RowFormat) -> None:
     if has_instruction:
         return
     raise CodecError(f"no text of {path.name} begins with the instruction", "give it as the file has it, blanks too")
+
+
+def _unnamed_texts(row_format: RowFormat, rows: Sequence[Any]) -> list[str]:
+    """Returns the fields of rows that look like texts, and are neither sanitized nor named as fields to keep."""
+    values_of_field: dict[str, list[str]] = {}
+    for row in rows if row_format.kind != "lines" else ():
+        for name, cell in row.items() if isinstance(row, dict) else zip(row_format.header, row or (), strict=False):
+            if isinstance(cell, str) and cell.strip() and name not in row_format.text_fields | row_format.kept_fields:
+                values_of_field.setdefault(name, []).append(cell)
+    return [
+        name
+        for name, values in values_of_field.items()
+        if 2 * len({value for value in values if len(value.split()) >= TEXT_WORDS}) > len(values)
+    ]
 
 
 def blocks_of(path: Path, row_format: RowFormat) -> Iterator[Block]:

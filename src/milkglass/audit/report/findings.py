@@ -52,6 +52,7 @@ def all_findings(
     states = scene.transcript.all(Activations)
     rate = id_information(scene)
     incomplete = sorted({cell.title for cell in results if cell.cut or cell.state == "failed"})
+    not_begun = sorted({cell.title for cell in results if cell.state == "not run"} - {*incomplete})
     rules: dict[str, FindingValues] = {
         "broken": None if scene.broken is None else {},
         "read": {"best": best, "classes": _exposed_classes(best), **texts_of_read} if is_read and best else None,
@@ -67,7 +68,7 @@ def all_findings(
         "repetition": _repeated_share(scene),
         "special_symbols" if scene.symbols is not None else "special": {} if scene.promise.verbatim else None,
         "lengths": {} if scene.sends_states and not all(state.pooled for state in states) else None,
-        "limits": {"left": incomplete} if incomplete else None,
+        "limits": {"left": incomplete, "not_begun": not_begun} if incomplete or not_begun else None,
     }
     findings = [
         _fill_finding(TEXTS["finding"][name], {"scene": scene, **values})

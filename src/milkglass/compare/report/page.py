@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 from markupsafe import Markup, escape
 
 from milkglass import files
-from milkglass.audit.report.page import environment
+from milkglass.audit.report.page import environment, unbroken_duration
 from milkglass.compare.report import picture, words
-from milkglass.compare.result import ComparisonResult
+from milkglass.compare.result import ComparisonResult, WayResult
 
 
 def render(result: ComparisonResult) -> str:
@@ -25,6 +26,7 @@ def render(result: ComparisonResult) -> str:
     templates.filters["rouge"] = words.rouge
     templates.filters["guessing"] = words.guessing
     templates.filters["guessing_of"] = words.guessing_of_class
+    templates.filters["processor"] = processor_text
     templates.filters["breakable"] = _breakable_parts
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     templates.globals["read_meaning"] = words.READ_MEANING
@@ -34,6 +36,17 @@ def render(result: ComparisonResult) -> str:
     drawn = picture.drawn_ways(result)
     undrawn = [way.title for way in result.finished_ways if way not in drawn]
     return template.render(r=result, picture=Markup(picture.picture_svg(result)), undrawn=undrawn)
+
+
+def processor_text(way: WayResult) -> str:
+    """Returns the processor's time of a way, such as "7.2 s for 1,000; 1 min 26 s once".
+
+    A training that was killed after its last step has no count of its seconds.
+    """
+    texts = (
+        "not counted" if math.isnan(seconds) else unbroken_duration(seconds) for seconds in (way.seconds, way.setup)
+    )
+    return "{} for 1,000; {} once".format(*texts)
 
 
 def _breakable_parts(figure: str) -> Markup:
