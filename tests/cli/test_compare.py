@@ -485,9 +485,9 @@ def test_the_page_has_every_way_once_and_escapes_what_it_quotes() -> None:
 def test_seconds_that_a_kill_left_uncounted_do_not_end_the_page() -> None:
     """A run that is killed after the last step of a training, before its seconds are written, goes on to its end."""
     cell = page.processor_text(replace(way("encoder", "nothing is sent", 0.7), seconds=7.2, setup=math.nan))
-    assert cell == "7.2\u00a0s for 1,000; not counted once"
+    assert cell == "7.2\u00a0s for 1,000; setting up not counted"
     html = page.render(compared(replace(way("encoder", "nothing is sent", 0.7), seconds=math.nan, setup=math.nan)))
-    assert "not counted for 1,000; not counted once" in html
+    assert "not counted for 1,000; setting up not counted" in html
 
 
 def test_a_cell_of_many_words_breaks_between_them() -> None:

@@ -22,7 +22,7 @@ def test_a_name_that_is_moved_away_is_joined_to_its_point() -> None:
 
 
 def test_names_of_many_near_points_do_not_cover_each_other() -> None:
-    """Five ways whose quality is the same lie on one place."""
+    """Ways of nearly the same quality that nothing is read of lie close together."""
     with plot_style():
         figure, (axes,) = panels(1, 640, 400)
         axes.set(xlim=(0, 100), ylim=(0, 100))

@@ -262,9 +262,7 @@ def sent_and_original(
             return ids, ids, None
         return Sequences.of(client.encode(list(texts), None).ids), ids, np.arange(len(ids.ids), dtype=np.int64)
     parts = client.parts(texts)
-    changes = _changed_pieces(parts)
-    original, piece_rows = _pieces(client.codec, [words for words, _ in parts], changes)
-    sent, sent_piece_rows = _pieces(client.codec, [words for _, words in parts], changes)
+    (original, piece_rows), (sent, sent_piece_rows) = _pieces_of_both_sides(client, parts)
     return sent, original, _matching_places(piece_rows, sent_piece_rows)
 
 
@@ -274,11 +272,9 @@ def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[
     A token of a part that is sent as it is, but behind the limit of tokens, is cut off. So is one whose replacement is.
     """
     parts = client.parts(texts)
-    changes = _changed_pieces(parts)
-    _, piece_rows = _pieces(client.codec, [words for words, _ in parts], changes)
-    _, sent_piece_rows = _pieces(client.codec, [words for _, words in parts], changes)
+    (_, piece_rows), (_, sent_piece_rows) = _pieces_of_both_sides(client, parts)
     piece_counts = np.array([len(words) for words, _ in parts], np.int64)
-    is_changed = np.concatenate([*changes, np.empty(0, np.bool_)])
+    is_changed = np.concatenate([*map(_is_changed, parts), np.empty(0, np.bool_)])
     first_pieces = np.cumsum(piece_counts) - piece_counts
 
     def is_ordinary(rows: Ids) -> NDArray[np.bool_]:
@@ -290,7 +286,7 @@ def replaced_and_cut(client: ReplacedTextClient, texts: Sequence[str]) -> tuple[
     is_part = is_ordinary(piece_rows)
     is_replaced = np.zeros(len(piece_rows), np.bool_)
     part_rows = piece_rows[is_part]
-    is_replaced[is_part] = is_changed[first_pieces[part_rows[:, 0]] + part_rows[:, 1]].astype(np.bool_)
+    is_replaced[is_part] = is_changed[first_pieces[part_rows[:, 0]] + part_rows[:, 1]]
     is_behind = piece_rows[:, 1] > last_sent[piece_rows[:, 0]]
     is_full = np.bincount(sent_piece_rows[:, 0], minlength=len(parts)) >= client.codec.max_tokens
     is_at_end = (piece_rows[:, 1] == last_sent[piece_rows[:, 0]]) & is_full[piece_rows[:, 0]]
@@ -312,24 +308,34 @@ def _rehearsal(client: SanitizingClient, texts: Sequence[str]) -> Rehearsal:
     return rehearse
 
 
-def _changed_pieces(parts: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[NDArray[np.bool_]]:
-    """Returns for each text which of its parts are sent as something else."""
-    return [np.array([word != sent for word, sent in zip(*pair, strict=True)], np.bool_) for pair in parts]
+Parts = tuple[list[str], list[str]]  # the parts of a text, and what each is sent as
+
+
+def _is_changed(parts: Parts) -> NDArray[np.bool_]:
+    """Returns which parts of a text are sent as something else."""
+    return np.array([word != sent for word, sent in zip(*parts, strict=True)], np.bool_)
+
+
+def _pieces_of_both_sides(
+    client: ReplacedTextClient, parts_of_texts: Sequence[Parts]
+) -> tuple[tuple[Sequences, Ids], tuple[Sequences, Ids]]:
+    """Returns `_pieces` of the texts as they are, and as they are sent."""
+    changes = [_is_changed(parts) for parts in parts_of_texts]
+    before, after = ([parts[side] for parts in parts_of_texts] for side in (0, 1))
+    return _pieces(client.codec, before, changes), _pieces(client.codec, after, changes)
 
 
 def _pieces(
     codec: Codec, pieces_of_texts: Sequence[Sequence[str]], changes: Sequence[NDArray[np.bool_]]
 ) -> tuple[Sequences, Ids]:
-    """Returns the ids of texts that are given in parts, and (tokens, 4) where each token is, equal on both sides.
+    """Returns the ids of texts that are given in parts, and (tokens, 4) the location of each token.
 
-    A row has the text, the part and two numbers: in an unchanged part, where the token's characters begin and end in
-    it; in a changed part, the token's place among the part's tokens, and -1. Places alone would not do in an unchanged
-    part, since its first characters may be in a token with the last ones of a mask, as ">." is one token of a
-    byte-level tokenizer: all tokens behind would seem to be moved by one.
+    A token that is in a text and in what is sent of it has the same location in both: the text, the part, and two
+    numbers. In an unchanged part these are where the token's characters begin and end. In a changed part they are the
+    token's place among the part's tokens, and -1. Places would not do in an unchanged part: a byte-level tokenizer
+    joins the end of a mask and the mark behind it to one token, such as ">.", and all later places are one less.
 
-    A token belongs to the first changed part that it has a character of, or else to the part of its first character
-    that is no white space: byte-level tokenizers put the space before a word into the word's token. Special tokens are
-    parts of their own, before the first part and after the last.
+    Special tokens are in parts of their own, before the first part and after the last.
 
     Args:
         codec: the public model's tokenizer.
@@ -346,30 +352,46 @@ def _pieces(
     )
     rows = []
     for text_index, (pieces, is_changed) in enumerate(zip(pieces_of_texts, changes, strict=True)):
-        lengths = np.array([len(piece) for piece in pieces], np.int64)
-        piece_ends = np.cumsum(lengths)
         text, offsets = "".join(pieces), batch["offset_mapping"][text_index]
         starts = np.array([_first_visible(text, start, end) for start, end in offsets], np.int64)
         ends = np.array([end for _, end in offsets], np.int64)
-        piece_of_token = np.searchsorted(piece_ends, starts, side="right")
-        last_piece = np.searchsorted(piece_ends, np.maximum(ends - 1, starts), side="right")
-        for token in np.flatnonzero(last_piece > piece_of_token):
-            touched = np.arange(piece_of_token[token], min(last_piece[token] + 1, len(pieces)))
-            touched = touched[is_changed[touched] & (lengths[touched] > 0)]
-            piece_of_token[token] = touched[0] if len(touched) else piece_of_token[token]
+        piece_of_token = _piece_of_token(pieces, is_changed, starts, ends)
         is_special = np.array(batch["special_tokens_mask"][text_index], np.bool_)
         last_place = len(starts) - 1
         piece_of_token[is_special] = np.where(np.flatnonzero(is_special) < last_place / 2, -1, len(pieces))
         places = np.arange(len(piece_of_token))
         is_first = np.concatenate([[True], piece_of_token[1:] != piece_of_token[:-1]])
-        place_in_piece = places - np.maximum.accumulate(np.where(is_first, places, 0))
-        is_kept = ~is_special & (piece_of_token < len(pieces))
-        is_kept[is_kept] = ~is_changed[piece_of_token[is_kept]]
-        piece_starts = np.append(piece_ends - lengths, 0)[piece_of_token]
-        begin = np.where(is_kept, starts - piece_starts, place_in_piece)
-        end = np.where(is_kept, ends - piece_starts, -1)
-        rows.append(np.stack([np.full(len(piece_of_token), text_index), piece_of_token, begin, end], 1))
+        first, last = places - np.maximum.accumulate(np.where(is_first, places, 0)), np.full(len(places), -1)
+        is_unchanged = (piece_of_token >= 0) & (piece_of_token < len(pieces))
+        is_unchanged[is_unchanged] = ~is_changed[piece_of_token[is_unchanged]]
+        piece_starts = np.cumsum([0, *map(len, pieces)])[piece_of_token[is_unchanged]]
+        first[is_unchanged], last[is_unchanged] = starts[is_unchanged] - piece_starts, ends[is_unchanged] - piece_starts
+        rows.append(np.stack([np.full(len(places), text_index), piece_of_token, first, last], 1))
     return Sequences.of(batch["input_ids"]), np.concatenate(rows).astype(np.int64)
+
+
+def _piece_of_token(pieces: Sequence[str], is_changed: NDArray[np.bool_], starts: Ids, ends: Ids) -> Ids:
+    """Returns (tokens,) the part that each token of a text belongs to.
+
+    It is the first changed part that the token has a character of. If there is none, it is the part of the token's
+    first character that is no white space: byte-level tokenizers put the space before a word into the word's token.
+
+    Args:
+        pieces: the parts of the text.
+        is_changed: which parts are sent as something else.
+        starts: (tokens,) the place in the text of each token's first character that is no white space.
+        ends: (tokens,) the place behind each token's last character.
+    """
+    lengths = np.array([len(piece) for piece in pieces], np.int64)
+    piece_ends = np.cumsum(lengths)
+    piece_of_token = np.searchsorted(piece_ends, starts, side="right")
+    last_piece = np.searchsorted(piece_ends, np.maximum(ends - 1, starts), side="right")
+    for token in np.flatnonzero(last_piece > piece_of_token):
+        touched = np.arange(piece_of_token[token], min(last_piece[token] + 1, len(pieces)))
+        changed = touched[is_changed[touched] & (lengths[touched] > 0)]
+        if len(changed):
+            piece_of_token[token] = changed[0]
+    return piece_of_token
 
 
 def _first_visible(text: str, start: int, end: int) -> int:

@@ -67,7 +67,7 @@ def classify(
     pair: Pairs = None,
     source: Annotated[
         Path | None,
-        typer.Option("--in", help="Read this file, not stdin: lines, JSON, CSV, TSV or Parquet."),
+        typer.Option("--in", help="Read this file, not stdin: lines, JSON (Lines), CSV, TSV or Parquet."),
     ] = None,
     truncate: Annotated[
         bool,

@@ -366,7 +366,10 @@ def _ghost_summary(report: dict[str, Any], out: Path) -> str:
 
 def sanitize(
     source: Annotated[
-        str, typer.Argument(metavar="IN", help="JSON Lines or a JSON list, CSV, TSV, or lines of text; `-`: stdin.")
+        str,
+        typer.Argument(
+            metavar="IN", help="JSON (Lines), CSV, TSV, or lines of text; `-`: stdin, not with mask or ghost."
+        ),
     ],
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
     method: Annotated[

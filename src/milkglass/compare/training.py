@@ -90,11 +90,10 @@ def cut_words(tokens: Sequences, max_length: int, token_limit: int) -> str:
     """
     if not (count := int((tokens.lengths > max_length).sum())):
         return ""
-    verb = "is" if count == 1 else "are"
-    cut = f"{count:,} of {len(tokens):,} rows {verb} cut to {max_length} tokens (not for a linear model)"
+    cut = f"{count:,} of {len(tokens):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
     if max_length >= token_limit:
-        return f"{cut}, which is all that this model reads"
-    return f"{cut}: a larger --max-length reads more of them, {token_limit} at most"
+        return f"{cut}, which is all that this model reads (a linear model reads them whole)"
+    return f"{cut} (not for a linear model): a larger --max-length reads more of them, {token_limit} at most"
 
 
 def reported_losses(job: Path) -> list[float]:

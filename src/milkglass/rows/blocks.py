@@ -36,7 +36,7 @@ from milkglass.rows.write import json_line
 
 FileKind = Literal["lines", "json", "csv", "tsv"]
 KIND_OF_SUFFIX: dict[str, FileKind] = {".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv"}
-TEXT_WORDS = 5  # a field looks like a text if most of its values have so many words and differ
+MIN_TEXT_WORDS = 5  # a field looks like texts if most of its values have so many words and differ from each other
 BLOCK_ROWS, BLOCK_CHARACTERS = 512, 1 << 18  # the rows, or the characters, after which a block ends
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 TextSlot = tuple[Any, Any]  # a container and the key or index of a text in it
@@ -245,17 +245,20 @@ def require_rows(path: Path, row_format: RowFormat) -> None:
         CodecError: a row cannot be read, no text begins with the instruction, or roles are chosen and no row has a
             conversation. A misspelt instruction would be sanitized.
         EmptyText: there are no rows.
-        UsageError: a field that is neither sanitized nor named as one to keep looks like a text.
+        UsageError: a field of the first block looks like texts, and is neither sanitized nor named as one to keep.
     """
     has_instruction, has_messages = not row_format.instruction, not row_format.roles
     for block in blocks_of(path, row_format):
         rows, slots, _ = row_format.parse(block)
         if not block.number and (names := _unnamed_texts(row_format, rows)):
-            options = " ".join(f"--text-column {shlex.quote(name)}" for name in names)
-            kept_options = " ".join(f"--keep-column {shlex.quote(name)}" for name in names)
+            shown_names = [shown_name(name) for name in names]
+            text_options, keep_options = (
+                " ".join(f"{option} {shlex.quote(name)}" for name in shown_names)
+                for option in ("--text-column", "--keep-column")
+            )
             raise UsageError(
-                f"{path.name} has texts in {', '.join(map(shown_name, names))} too, which would be left as they are",
-                f"sanitize them with {options}, or leave them with {kept_options}",
+                f"{path.name} has texts in {', '.join(shown_names)} too, which would be left as they are",
+                f"sanitize them with {text_options}, or leave them with {keep_options}",
             )
         has_messages = has_messages or any(isinstance(row, dict) and "messages" in row for row in rows)
         has_instruction = has_instruction or any(
@@ -278,7 +281,7 @@ def _unnamed_texts(row_format: RowFormat, rows: Sequence[Any]) -> list[str]:
     return [
         name
         for name, values in values_of_field.items()
-        if 2 * len({value for value in values if len(value.split()) >= TEXT_WORDS}) > len(values)
+        if 2 * len({value for value in values if len(value.split()) >= MIN_TEXT_WORDS}) > len(values)
     ]
 
 

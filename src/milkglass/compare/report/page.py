@@ -43,10 +43,9 @@ def processor_text(way: WayResult) -> str:
 
     A training that was killed after its last step has no count of its seconds.
     """
-    texts = (
-        "not counted" if math.isnan(seconds) else unbroken_duration(seconds) for seconds in (way.seconds, way.setup)
-    )
-    return "{} for 1,000; {} once".format(*texts)
+    texts = "not counted for 1,000" if math.isnan(way.seconds) else f"{unbroken_duration(way.seconds)} for 1,000"
+    setup = "setting up not counted" if math.isnan(way.setup) else f"{unbroken_duration(way.setup)} once"
+    return f"{texts}; {setup}"
 
 
 def _breakable_parts(figure: str) -> Markup:
