@@ -21,6 +21,8 @@ from transformers import EvalPrediction
 from milkglass import device
 from milkglass.client.model_config import PRIVATE_ENTRIES
 from milkglass.errors import UsageError
+from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.families import family_of
 from milkglass.server import training
 from milkglass.server.jobs import trainer
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, hyperparameters_of
@@ -155,6 +157,40 @@ def test_a_step_in_parts_learns_the_same(name: str, task: str, tmp_path: Path, m
         for one in ("whole", "parts")
     )  # fmt: skip
     assert second == pytest.approx(first, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", tiny.NAMES)
+def test_a_long_row_is_computed_again_and_learns_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """With dropout as the model has it, to the last bit, and with less kept for the backward pass."""
+    model = tiny.save(name, tmp_path / "model")
+    causal = family_of(Checkpoint.open(model).config).kind == "decoder"
+    ids = [[*range(5, 45 + i % 3)] for i in range(24)]
+    rows = rows_file(ids, ids if causal else [i % 2 for i in range(24)])
+    results, kept_bytes = list[dict[str, torch.Tensor]](), list[int]()
+    for limit in (10_000, 20):
+        job = make_job(
+            tmp_path / f"limit-{limit}", model, causal, batch_size=1, max_steps=3, **(LORA if causal else {})
+        )
+        (job / "train.safetensors").write_bytes(rows)
+        monkeypatch.setattr(training, "tokens_at_once", lambda *_, limit=limit: limit)
+        storages = dict[int, torch.Tensor]()
+
+        def keep(tensor: torch.Tensor, storages: dict[int, torch.Tensor] = storages) -> torch.Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            assert training.main(job) == 0
+        kept_bytes.append(sum(tensor.untyped_storage().nbytes() for tensor in storages.values()))
+        results.append(load_file(job / "result" / "model.safetensors"))
+    whole, again = results
+    assert all(torch.equal(whole[one], again[one]) for one in whole)
+    start = load_file(model / "model.safetensors")
+    assert any(not torch.equal(whole[one], start[one]) for one in whole if one in start)
+    assert kept_bytes[1] < kept_bytes[0] or name == "mpnet"  # transformers does not mark its layers
+    assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]
 
 
 def test_on_a_gpu_a_step_goes_through_the_model_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ that the model has in training, adapters included, each in fp32:
     the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
                     for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
-                    for rows of the mean length. On a processor a step is made of parts (`tokens_at_once`)
+                    for rows of the mean length. On a processor a step is made of parts (`tokens_at_once`),
+                    and the layers of a long row are computed again (`recomputed_layers` in trainer.py)
 
 Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """
@@ -31,6 +32,7 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 NUMBER_BYTES, MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
+MAX_KEPT_EXCESS = 1.5  # activations of a row with more times the tokens of a part are not kept, but computed again
 LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -210,7 +212,7 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
     row_tokens = min(mean_length, hyperparameters.max_length)
     tokens = row_tokens * hyperparameters.batch_size
     if limit := tokens_at_once(model, hyperparameters):
-        tokens = min(tokens, max(limit, row_tokens))
+        tokens = min(tokens, max(limit, row_tokens), MAX_KEPT_EXCESS * limit)
     weights_bytes = NUMBER_BYTES * (total_weights + adapter_weights) + (NUMBER_BYTES + MOMENTS_BYTES) * trained_weights
     return Needs(
         checkpoint_bytes,

@@ -19,7 +19,8 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs.folder import all_checkpoints, checkpoint_to_resume, usable_checkpoints, write_event
-from milkglass.server.jobs.needs import size_text
+from milkglass.server.jobs.needs import MAX_KEPT_EXCESS, size_text
 from milkglass.server.settings import FULL_DISK_ERRNOS, disk_full_error
 from milkglass.server.spec import COMPLETE_MARK, IGNORED_LABEL, RESERVE_FILE, WEIGHTS_ONLY_MARK
 from milkglass.system import trim_memory
@@ -132,11 +135,30 @@ def label_count(batch: Mapping[str, torch.Tensor]) -> int:
     return int((labels[:, 1:] != IGNORED_LABEL).sum()) if labels.ndim > 1 else len(labels)
 
 
+@contextmanager
+def recomputed_layers(model: nn.Module) -> Iterator[None]:
+    """Keeps only the inputs of each layer for the backward pass, which computes the layer again.
+
+    The gradients are the same, since the layer's dropout is drawn as it was. A model of which transformers does not
+    mark the layers keeps everything.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = False
+
+
 class CheckpointTrainer(Trainer):
     """Trains as transformers' Trainer does, and saves only what is trained. A save that fails ends the training.
 
-    A step of many tokens goes through the model in parts, whose gradients are added: it takes less memory and learns
-    the same. Gradient accumulation in transformers does not do for a regression, whose loss it would not divide.
+    A step of many tokens goes through the model in parts, whose gradients are added, and a long row that cannot be
+    split through `recomputed_layers`: it takes less memory and learns the same. Gradient accumulation in transformers
+    does not do for a regression, whose loss it would not divide.
     """
 
     def __init__(self, reserve: Reserve, token_limit: int | None, **options: Any) -> None:
@@ -155,19 +177,30 @@ class CheckpointTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Adds the gradients of a batch, and returns its loss."""
-        if self._token_limit is None or len(parts := split_batch(inputs, self._token_limit)) == 1:
+        if self._token_limit is None:
             return super().training_step(model, inputs, num_items_in_batch)
+        if len(parts := split_batch(inputs, self._token_limit)) == 1:
+            with self._memory_for(model, inputs):
+                return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         count, total = label_count(inputs), torch.zeros((), device=self.args.device)
         for part in parts:
             if not (part_count := label_count(part)):
                 continue
-            with self.compute_loss_context_manager():
-                loss = self.compute_loss(model, self._prepare_inputs(part)) * (part_count / count)
-            self.accelerator.backward(loss)
+            with self._memory_for(model, part):
+                with self.compute_loss_context_manager():
+                    loss = self.compute_loss(model, self._prepare_inputs(part)) * (part_count / count)
+                self.accelerator.backward(loss)
             total += loss.detach()
             trim_memory()  # parts of other lengths do not fit into the memory that this one leaves
         return total
+
+    def _memory_for(self, model: nn.Module, part: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
+        """Returns `recomputed_layers` for a part that has many more tokens than the limit, else nothing to enter."""
+        assert self._token_limit is not None
+        if part["input_ids"].numel() > MAX_KEPT_EXCESS * self._token_limit:
+            return recomputed_layers(model)
+        return nullcontext()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         if self.args.should_save:
