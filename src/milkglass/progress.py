@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 WINDOW_SECONDS = 60.0  # seconds over which a speed is measured
 SILENCE_SECONDS = 9.0  # seconds after which a log says that work goes on
@@ -102,19 +101,3 @@ class Heartbeat:
         """Stops the thread, and waits until it has ended."""
         self._end_event.set()
         self._thread.join()
-
-
-@contextmanager
-def heartbeat(log: Log, silence: float = SILENCE_SECONDS) -> Iterator[Log]:
-    """Yields a log that passes words on to `log`. After `silence` seconds without any, `log` gets that work goes on."""
-    beat = Heartbeat(log, silence)
-
-    def noting_log(words: str) -> None:
-        beat.note_words()
-        log(words)
-
-    beat.begin()
-    try:
-        yield noting_log
-    finally:
-        beat.end()

@@ -326,6 +326,10 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
     first, *others = verdict(unclear)
     assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
+    assert others[0] == (
+        "Of the differences from naming the commonest class the surest is +8.0 (-1.0 to +17.0) points, with a p-value "
+        f"of {unclear.over_commonest.p_value:.2f} for the number of ways tried (0.05 at most would show one)."
+    )
     assert "--quick" not in first and not any("Keep it here" in sentence for sentence in others)
     assert not any("smaller" in sentence for sentence in verdict(replace(unclear, smaller_ways=("home",)))[1:])
     in_haste = replace(unclear, origin={**unclear.origin, "command": "milkglass compare MODEL ROWS --quick --out out"})
@@ -393,6 +397,8 @@ def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> Non
     result = replace(compared(linear), kept="kept", kept_way="linear")
     assert words.next_line(result).startswith("next: run linear")
     assert words.kept_line(result) == "kept: the way linear in kept" and words.kept_line(compared(linear)) == ""
+    useless = replace(result, over_commonest=difference(0.01, -0.1, 0.12))
+    assert words.kept_line(useless).endswith("in kept; no way here is shown to have learnt anything")
     both = replace(result, kept_folders={"linear": "kept", "home": "other"})
     assert words.next_line(both).startswith("next: run linear"), "what this call kept"
     earlier = replace(both, kept="", kept_way="")

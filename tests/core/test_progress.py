@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from milkglass.cli.ui import terminal
-from milkglass.cli.ui.terminal import bars, note, report_activity
-from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft, heartbeat
+from milkglass.cli.ui.terminal import bars, note, note_resumption, report_activity
+from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft
 
 
 def test_the_latest_speed_counts() -> None:
@@ -35,16 +37,18 @@ def test_nothing_done_has_no_speed() -> None:
 
 def test_silent_work_is_said_to_go_on() -> None:
     lines = list[str]()
-    with heartbeat(lines.append, silence=0.2) as log:
-        for _ in range(4):
-            time.sleep(0.1)
-            log("step")
-        assert lines == ["step"] * 4
-        time.sleep(0.7)
-    beats = [one for one in lines if one != "step"]
-    assert 2 <= len(beats) <= 4 and all(one == "still at work, 1 s after the start" for one in beats[1:])
+    beat = Heartbeat(lines.append, silence=0.2)
+    beat.begin()
+    for _ in range(4):
+        time.sleep(0.1)
+        beat.note_words()
+    assert not lines
+    time.sleep(0.7)
+    beat.end()
+    assert 2 <= len(lines) <= 4 and all(line == "still at work, 1 s after the start" for line in lines[1:])
+    count = len(lines)
     time.sleep(0.4)
-    assert len(lines) == 4 + len(beats)
+    assert len(lines) == count
 
 
 def test_a_command_that_is_at_work_says_what_it_does(
@@ -62,3 +66,21 @@ def test_a_command_that_is_at_work_says_what_it_does(
         stage("find shadows", 10)
         time.sleep(0.5)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_stopped_says_where_its_work_is(
+    number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    own = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)) as stop, note_resumption(tmp_path):
+            signal.raise_signal(number)
+    finally:
+        signal.signal(signal.SIGINT, own)
+    assert (
+        capsys.readouterr().err == f"stopped; what was finished is kept in {tmp_path}, the same command again goes on\n"
+    )
+    assert number == signal.SIGINT or (isinstance(stop.value, SystemExit) and stop.value.code == 143)
+    assert signal.getsignal(signal.SIGTERM) == before

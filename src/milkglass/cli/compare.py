@@ -11,10 +11,10 @@ import typer
 
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
-from milkglass.cli.ui.terminal import emit, note, note_resumption, table
+from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table
 from milkglass.errors import UsageError
 from milkglass.files import require_writable
-from milkglass.progress import duration_text, heartbeat
+from milkglass.progress import duration_text
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
 ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 60.0
@@ -151,7 +151,7 @@ def compare(
     def report_skipped(name: str, summary: Summary) -> None:
         note_skipped(name, summary.blank_count, summary.empty_count)
 
-    with heartbeat(note):
+    with report_activity(activity="read the rows"):
         prepared = prepare(
             lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,
             text_length=QUICK_TEXT_TOKENS if quick else TEXT_TOKENS, max_rows=QUICK_ROW_COUNT if quick else None,
@@ -162,7 +162,7 @@ def compare(
     for file in (data_file, held_out):
         if file is not None:
             note_columns(file)
-    with heartbeat(note) as log, note_resumption(out):
+    with report_activity(), note_resumption(out):
         second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
         is_clean = data.suffix.lower() == ".jsonl" and not columns.changed_fields()
         clean_rows, notes = str(data) if is_clean else CLEAN_ROWS, prepared.notes
@@ -178,13 +178,13 @@ def compare(
         }  # fmt: skip
         settings = ComparisonSettings(
             model, prepared.base, prepared.base.digest(), rows, prepared.training, seed, cells,
-            core_count(), log, commands, notes,
+            core_count(), note, commands, notes,
         )  # fmt: skip
         way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
         train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)
-        log(f"{way_count_text}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
+        note(f"{way_count_text}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
         for sentence in notes:
-            log(sentence)
+            note(sentence)
         finished_count = 0
 
         def report_way(way: WayResult, seconds_left: float) -> None:
@@ -195,11 +195,20 @@ def compare(
                 if seconds_left >= 1 and finished_count < len(selected_ways)
                 else ""
             )
-            log(f"[{finished_count} of {len(selected_ways)}] {line(way, MEASURES[rows.task])}{time_left_text}")
+            note(f"[{finished_count} of {len(selected_ways)}] {line(way, MEASURES[rows.task])}{time_left_text}")
 
         limits = TimeLimits(clock_seconds, attack_seconds, started)
         result = run_ways(
-            settings, selected_ways, out, limits, public_texts, kept_folder, keep is not None, report_way, log
+            settings,
+            selected_ways,
+            out,
+            limits,
+            public_texts,
+            kept_folder,
+            keep is not None,
+            report_way,
+            note,
+            set_activity,
         )
     if (earlier_page := page.set_aside(result, out)) is not None:
         note(f"the page of the comparison that was in {out} is now {earlier_page}")

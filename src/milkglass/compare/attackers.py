@@ -18,7 +18,7 @@ from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import limit_threads
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.run import run
+from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
 from milkglass.catalogue import signature
 from milkglass.compare.result import Reading
@@ -28,6 +28,7 @@ from milkglass.experiments.procedures.trials import TrainedHalves
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 from milkglass.metrics.recovery import floor_accuracies
+from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -37,8 +38,8 @@ ALL_READ = "nothing: it is sent as it is"
 
 def reading_of(
     setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
-    progress: Callable[[AttackResult], None] = lambda result: None, attacks: Mapping[str, Attack] = ATTACKS,
-    clock: float = math.nan,
+    progress: Callable[[AttackResult], None] = lambda result: None, on_begin: Log = no_log,
+    attacks: Mapping[str, Attack] = ATTACKS, clock: float = math.nan,
 ) -> Reading:  # fmt: skip
     """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
 
@@ -48,6 +49,7 @@ def reading_of(
         work_folder: where results are kept, so that an interrupted comparison goes on. Those of other texts or attacks
             have another folder in it.
         progress: receives the result of each attack.
+        on_begin: receives the title of each attack when it begins.
         clock: the seconds by the clock after which `budget` is over too; nan if no clock ends it.
     """
     private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
@@ -57,7 +59,8 @@ def reading_of(
     identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
     with limit_threads():
         folder = work_folder / _digest([json.dumps(identity)])[:12]
-        finished = run(scene, attacks, ResumeStore.open(folder, identity), budget, setting.seed, progress)
+        store, options = ResumeStore.open(folder, identity), RunOptions(on_begin=on_begin)
+        finished = run(scene, attacks, store, budget, setting.seed, progress, options)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
     failed = [result for result in finished.results if result.state == "failed"]

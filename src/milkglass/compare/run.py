@@ -38,7 +38,7 @@ from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import current_code, pack_answers, read_stored, require_same_run, unpack_answers
 from milkglass.extras import missing_extra_error
 from milkglass.metrics.interval import Interval
-from milkglass.progress import Log, duration_text
+from milkglass.progress import Log, duration_text, no_log
 from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
@@ -78,7 +78,7 @@ class TimeLimits:
 def compare(
     setting: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
     kept_folder: Path | None = None, keeps_own_best: bool = False,
-    report: Report = lambda result, left: None, log: Log = lambda words: None,
+    report: Report = lambda result, left: None, log: Log = no_log, on_begin: Log = no_log,
 ) -> ComparisonResult:  # fmt: skip
     """Runs the ways and returns the comparison.
 
@@ -89,6 +89,7 @@ def compare(
         keeps_own_best: whether only `ways` count for that, and not those that earlier calls finished.
         report: receives each way as soon as it is known.
         log: receives lines about long work.
+        on_begin: receives what is done next: the title of a way, and of each attack on it.
 
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
@@ -97,7 +98,7 @@ def compare(
     require_room(setting, ways, memory_bytes(only_available=True))
     require_same_run(out, {"compare": RUN_VERSION}, version_field="compare")
     name = run_name(setting, public)
-    run = _Run(setting, out / "runs" / name, limits, public, log)
+    run = _Run(setting, out / "runs" / name, limits, public, log, on_begin)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for index, way in enumerate(ways):
         later_ways = ways[index + 1 :]
@@ -285,11 +286,17 @@ class _Run:
     """
 
     def __init__(
-        self, setting: ComparisonSettings, out: Path, limits: TimeLimits, public: Sequence[str], log: Log
+        self,
+        setting: ComparisonSettings,
+        out: Path,
+        limits: TimeLimits,
+        public: Sequence[str],
+        log: Log,
+        on_begin: Log,
     ) -> None:
         self._started = time.monotonic() if limits.started is None else limits.started
         self.setting, self._deadline = setting, self._started + limits.seconds
-        self.out, self.limits, self.public, self.log = out, limits, public, log
+        self.out, self.limits, self.public, self.log, self.on_begin = out, limits, public, log, on_begin
         self.models: dict[str, WayAnswer] = {}
         self.earlier_seconds = 0.0
         self.taken_over: dict[str, str] = {}
@@ -357,6 +364,7 @@ class _Run:
             if reason := way.task_refusal(self.setting.rows.task) or way.refusal(self.setting):
                 return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
+            self.on_begin(way.title)
             self.log(f"{way.title}: its answers are measured")
             with self._counting_time(way):
                 with until(self._deadline):
@@ -486,6 +494,7 @@ class _Run:
             budget,
             self.out / "attacks" / f"{way.name}-{work_limit:g}",
             report_stronger,
+            lambda attack: self.on_begin(f"{way.title}: {attack}"),
             clock=seconds if math.isfinite(seconds) else math.nan,
         )
         self._attack_seconds.append(time.monotonic() - started)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult, slower_alternative
+from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 
 NAME_RULE = "a name is taken for a word with a capital letter, A to Z, inside a sentence"
@@ -25,13 +26,14 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         fault = "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
         return (f"{fault}; the best with nothing sent is {best_local.title}, with {best_quality}.",)
     better_ways = _better_ways(result, sent_ways)
-    is_nothing_learnt = not better_ways and _is_nothing_learnt(result)
+    is_nothing_learnt = not better_ways and shows_nothing_learnt(result)
     if is_nothing_learnt:
         useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
         sentences = [
             f"This says nothing of what sending is worth: no way here is shown to beat {useless} ({best_local.title} "
             f"has {quality_text(result, best_local)}). Give more rows or --epochs"
-            f"{slower_alternative(result.origin.get('command', ''))}."
+            f"{slower_alternative(result.origin.get('command', ''))}.",
+            *_surest_difference(result, useless),
         ]
     else:
         sentences = [_first_sentence(result, best_local, better_ways)]
@@ -55,7 +57,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
             f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)} beside what you have "
-            f"alone, a difference of less than about {_gap_text(result, width)} cannot be told from chance; "
+            f"alone, a difference of less than about {_width_text(result, width)} cannot be told from chance; "
             "four times as many rows halve that."
         )
     changed_ways = [way for way in sent_ways if way.group not in UNCHANGED_GROUPS]
@@ -152,10 +154,24 @@ def _reading_text(way: WayResult) -> str:
     return _enumeration(words)
 
 
-def _is_nothing_learnt(result: ComparisonResult) -> bool:
+def shows_nothing_learnt(result: ComparisonResult) -> bool:
     """Returns whether no way can be told from naming the commonest class or the mean score."""
     difference = result.over_commonest
     return difference is not None and not (difference.value > 0 and difference.p_value <= MAX_P_VALUE)
+
+
+def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...]:
+    """Returns a sentence on the test by which no way is shown to beat `useless`; nothing if it has no figure."""
+    difference = result.over_commonest
+    if difference is None or math.isnan(difference.value):
+        return ()
+    unit = " points" if result.measure == "accuracy" else ""
+    gap, p_value = gap_text(difference, result.measure), max(0.01, difference.p_value)
+    sign = "below" if difference.p_value < p_value else "of"
+    return (
+        f"Of the differences from {useless} the surest is {gap}{unit}, with a p-value {sign} {p_value:.2f} for the "
+        f"number of ways tried ({MAX_P_VALUE} at most would show one).",
+    )
 
 
 def _better_ways(result: ComparisonResult, sent_ways: list[WayResult]) -> list[WayResult]:
@@ -191,7 +207,14 @@ def quality_text(result: ComparisonResult, way: WayResult) -> str:
     return f"{100 * value:.0f} % right" if result.measure == "accuracy" else f"a correlation of {value:.2f}"
 
 
-def _gap_text(result: ComparisonResult, width: float) -> str:
+def gap_text(value: Interval, measure: str) -> str:
+    """Returns a difference of qualities with its interval, such as "-1.7 (-5.4 to +1.7)", of shares in points."""
+    if measure == "accuracy":
+        return f"{100 * value.value:+.1f} ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
+    return f"{value.value:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
+
+
+def _width_text(result: ComparisonResult, width: float) -> str:
     if result.measure == "loss":
         return f"{width:.2f} nats"
     return f"{100 * width:.0f} points" if result.measure == "accuracy" else f"{width:.2f}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from milkglass.client.remote.strict_json import clean_text, escape_unprintable
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration_text, no_stage
+from milkglass.system import exit_on_sigterm
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
@@ -262,13 +263,16 @@ def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
 def note_resumption(folder: Path, kept_work: str = "what was finished is") -> Iterator[None]:
     """Prints to stderr, if the command is interrupted, where its work is kept and that the same command goes on.
 
+    SIGTERM interrupts it as Ctrl-C does, with the exit code 143.
+
     Args:
         folder: where the work is kept. If it does not exist, nothing is printed.
         kept_work: the subject and the verb of the message.
     """
     try:
-        yield
-    except KeyboardInterrupt:
+        with exit_on_sigterm():
+            yield
+    except (KeyboardInterrupt, SystemExit):
         if folder.exists():
             note(f"stopped; {kept_work} kept in {folder}, the same command again goes on")
         raise

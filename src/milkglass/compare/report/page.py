@@ -13,6 +13,7 @@ from milkglass import files
 from milkglass.audit.report.page import environment, unbroken_duration
 from milkglass.compare.report import picture, words
 from milkglass.compare.result import ComparisonResult, WayResult
+from milkglass.compare.verdict import gap_text
 
 
 def render(result: ComparisonResult) -> str:
@@ -21,7 +22,7 @@ def render(result: ComparisonResult) -> str:
     templates = environment(own)
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
     templates.filters["share"] = lambda way, share: words.read_share(way, share, has_interval=True)
-    templates.filters["gap"] = lambda value: words.gap_text(value, result.measure)
+    templates.filters["gap"] = lambda value: gap_text(value, result.measure)
     templates.filters["read"] = lambda way: words.read_by_attacks(way, has_interval=True)
     templates.filters["rouge"] = words.rouge
     templates.filters["guessing"] = words.guessing

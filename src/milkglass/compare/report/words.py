@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult
+from milkglass.compare.verdict import shows_nothing_learnt
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent, percent_with_interval
 
@@ -34,13 +35,6 @@ def with_interval(value: Interval | None, measure: str) -> str:
     if measure == "accuracy":
         return f"{100 * value.value:.0f} % ({100 * value.low:.0f}-{100 * value.high:.0f})"
     return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
-
-
-def gap_text(value: Interval, measure: str) -> str:
-    """Returns a difference of qualities with its interval, such as "-1.7 (-5.4 to +1.7)", of shares in points."""
-    if measure == "accuracy":
-        return f"{100 * value.value:+.1f} ({100 * value.low:+.1f} to {100 * value.high:+.1f})"
-    return f"{value.value:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
 
 
 def read_by_attacks(way: WayResult, has_interval: bool = False) -> str:
@@ -110,7 +104,8 @@ def next_line(result: ComparisonResult) -> str:
 def kept_line(result: ComparisonResult) -> str:
     """Returns which model this call kept, and where; "" if it kept none."""
     title = next((way.title for way in result.ways if way.name == result.kept_way), "")
-    return f"kept: {title} in {result.kept}" if title else ""
+    caution = "; no way here is shown to have learnt anything" if shows_nothing_learnt(result) else ""
+    return f"kept: {title} in {result.kept}{caution}" if title else ""
 
 
 def guessing(way: WayResult) -> str:
