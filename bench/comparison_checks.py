@@ -125,7 +125,8 @@ def kept_answers(folder: Path, texts: Sequence[str]) -> tuple[int, float]:
     ours = kept_model.answers(folder, texts, None)
     theirs = pipeline("text-classification", str(folder))(list(texts), truncation=True)
     same = sum(one.label == other["label"] for one, other in zip(ours, theirs, strict=True))
-    apart = max(abs(one.probabilities[other["label"]] - other["score"]) for one, other in zip(ours, theirs, strict=True))
+    pairs = zip(ours, theirs, strict=True)
+    apart = max(abs(one.probabilities[other["label"]] - other["score"]) for one, other in pairs)
     return same, apart
 
 

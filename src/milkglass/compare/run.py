@@ -292,7 +292,7 @@ class _Run:
         limits: TimeLimits,
         public: Sequence[str],
         log: Log,
-        on_begin: Log,
+        on_begin: Log = no_log,
     ) -> None:
         self._started = time.monotonic() if limits.started is None else limits.started
         self.setting, self._deadline = setting, self._started + limits.seconds
