@@ -45,6 +45,7 @@ from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskedText
+from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import JobFailed, ModelNotFound, UsageError
 from milkglass.experiments.procedures.trials import cell_folder
 from milkglass.experiments.record import numbers_by_name, read_records
@@ -101,6 +102,20 @@ def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> N
     found = cut_words(token_ids(base, LabelledTexts(texts, [0] * 6)), 30, 64)
     assert found.startswith("1 of 6 rows is cut to 30 tokens") and "--max-length" in found
     assert cut_words(token_ids(base, LabelledTexts(texts[:5], [0] * 5)), 30, 64) == ""
+
+
+def test_of_a_pair_that_is_cut_the_longer_text_is_cut_first(tmp_path: Path) -> None:
+    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
+    short, long = "open", "the fever is high " * 40
+    for pair in ((short, long), (long, short)):
+        rows_of_pairs = LabelledTexts([pair[0]], [0], pairs=[pair[1]])
+        note = cut_words(token_ids(base, rows_of_pairs), 30, 64, has_pairs=True)
+        assert "1 of 1 rows is cut to 30 tokens, the longer text of a pair first" in note
+        codec = public_codec(base)
+        ids = codec.encode([pair[0]], [pair[1]], truncate=True, max_length=30).ids[0].tolist()
+        short_ids = codec.encode([short]).ids[0].tolist()[1:-1]
+        begin = 1 if pair[0] == short else len(ids) - 1 - len(short_ids)
+        assert len(ids) == 30 and ids[begin : begin + len(short_ids)] == short_ids
 
 
 def test_tokens_that_the_model_does_not_know_are_reported() -> None:

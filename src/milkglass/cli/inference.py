@@ -141,7 +141,8 @@ def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[st
     from milkglass.compare.kept_model import answers
 
     def report_cut(indices: Sequence[int], limit: int) -> None:
-        note(f"cut to {limit} tokens, as in training: {first_few([rows[index].name for index in indices])}")
+        first = "" if pairs is None else ", the longer text of a pair first"
+        note(f"cut to {limit} tokens{first}, as in training: {first_few([rows[index].name for index in indices])}")
 
     predictions = answers(folder, [row.text for row in rows], pairs, report_cut)
     results = [Classified(prediction.label, prediction.probabilities, prediction.score) for prediction in predictions]

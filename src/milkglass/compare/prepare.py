@@ -70,7 +70,7 @@ def prepare(
     max_tokens = token_limit(base.folder, load_tokenizer(base.folder))
     training = training.model_copy(update={"max_length": min(training.max_length, max_tokens)})
     tokens = token_ids(base, rows.train)
-    cut_note = cut_words(tokens, training.max_length, max_tokens)
+    cut_note = cut_words(tokens, training.max_length, max_tokens, rows.train.pairs is not None)
     notes = [*rows.repeats_notes, cut_note, unknown_words(base, tokens)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 

@@ -81,16 +81,19 @@ def unknown_words(base: Checkpoint, tokens: Sequences) -> str:
     )
 
 
-def cut_words(tokens: Sequences, max_length: int, token_limit: int) -> str:
+def cut_words(tokens: Sequences, max_length: int, token_limit: int, has_pairs: bool = False) -> str:
     """Returns a message if rows are cut, else "".
 
     Args:
+        tokens: the rows, none of which is cut yet.
         max_length: the tokens to which rows are cut.
         token_limit: the most tokens that the model reads.
+        has_pairs: whether a row is a pair of texts.
     """
     if not (count := int((tokens.lengths > max_length).sum())):
         return ""
     cut = f"{count:,} of {len(tokens):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
+    cut += ", the longer text of a pair first" if has_pairs else ""
     if max_length >= token_limit:
         return f"{cut}, which is all that this model reads (a linear model reads them whole)"
     return f"{cut} (not for a linear model): a larger --max-length reads more of them, {token_limit} at most"
