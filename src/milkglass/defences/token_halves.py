@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from milkglass import device
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import Encoded
-from milkglass.errors import KeyFileError, UnsupportedModel, UsageError
+from milkglass.errors import CorruptCheckpoint, KeyFileError, UnsupportedModel, UsageError
 from milkglass.files import new_dir
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.torch_model import MODEL_LOAD_LOCK
@@ -131,6 +131,7 @@ def _load_classifier(folder: Path) -> Any:
 
     Raises:
         UsageError: the checkpoint has no head of classes.
+        CorruptCheckpoint: weights are missing or have another shape. Transformers would draw them at random.
         UnsupportedModel: the checkpoint cannot be loaded.
     """
     from transformers import AutoModelForSequenceClassification
@@ -140,11 +141,15 @@ def _load_classifier(folder: Path) -> Any:
         raise UsageError(f"{folder.name} has no classes yet", "train it on labelled texts first")
     try:
         with MODEL_LOAD_LOCK:  # cells of a comparison are asked in threads
-            model = AutoModelForSequenceClassification.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False
-            )
-        return device.move(model.eval())
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False,
+                ignore_mismatched_sizes=True, output_loading_info=True,
+            )  # fmt: skip
     except (OSError, ValueError) as error:
         raise UnsupportedModel(
             f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"
         ) from None
+    if drawn := [*report["missing_keys"], *(mismatch[0] for mismatch in report["mismatched_keys"])]:
+        fault = f"the weights of {folder.name} have no {min(drawn)} of the shape that its config.json gives"
+        raise CorruptCheckpoint(fault, "train it again")
+    return device.move(model.eval())
