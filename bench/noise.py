@@ -53,7 +53,7 @@ def main() -> None:
     targets = torch.zeros(8, dtype=torch.long)
     taken = median(lambda: step.gradient(ids, mask, targets), 3)
     tensors = step.gradient(ids, mask, targets)
-    noisy = median(lambda: [grid.gaussian(one, 1.0, Stream(bytes(32)), 1.0) for one in tensors.values()], 3)
+    noisy = median(lambda: [grid.add_gaussian(one, 1.0, Stream(bytes(32)), 1.0) for one in tensors.values()], 3)
     numbers = sum(one.numel() for one in tensors.values())
     print(f"a gradient of MiniLM ({numbers / 1e6:.1f} million numbers), 8 texts of 32 tokens: {taken:.2f} s;"
           f" its noise {noisy:.2f} s, {noisy / taken:.2f} x")  # fmt: skip

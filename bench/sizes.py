@@ -30,7 +30,7 @@ from starlette.routing import Route
 
 from milkglass import files
 from milkglass.attest import passthrough
-from milkglass.attest.front import Front
+from milkglass.attest.front import AttestationGateway
 from milkglass.attest.passthrough import QUIET_HEADER
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.audit.records import EncryptedAnswers
@@ -149,7 +149,7 @@ def engine(answers: list[dict[str, Any]]) -> Starlette:
 async def recorded(answers: list[dict[str, Any]], folder: Path, quiet: str | None) -> tuple[Records, float]:
     """Asks for every answer through TLS. Returns what the relay noted, and the seconds that it took."""
     certificate, key = certificate_of(folder)
-    front = Front(EvidenceSource(Software()), bytes(32), "http://engine")
+    front = AttestationGateway(EvidenceSource(Software()), bytes(32), "http://engine")
     app = front.app()
 
     class Address:

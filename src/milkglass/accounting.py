@@ -80,8 +80,8 @@ def epsilon_warning(epsilon: float) -> str:
     return ", which promises next to nothing" if epsilon > MAX_MEANINGFUL_EPSILON else ""
 
 
-def upward(epsilon: float) -> str:
-    """Formats an epsilon with four significant digits, rounded up, so that the printed guarantee holds."""
+def format_epsilon(epsilon: float) -> str:
+    """Returns an epsilon as text with four significant digits, rounded up, so that the printed guarantee holds."""
     if not epsilon > 0 or math.isinf(epsilon):
         return f"{epsilon:g}"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)

@@ -36,8 +36,8 @@ from milkglass.attest.front import (
     EVIDENCE_PER_MINUTE,
     EVIDENCE_PER_MINUTE_WITH_FIRST,
     EVIDENCE_PER_SITE,
+    AttestationGateway,
     EvidenceBudget,
-    Front,
 )
 from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, fill_slots, filler_bytes
 from milkglass.attest.providers import EVIDENCE_PATH
@@ -262,7 +262,7 @@ def test_no_gpu_and_a_size_that_cannot_be_are_refused(nvml: Nvml, monkeypatch: p
 
 # --- the application --------------------------------------------------------------------------------------------------
 @asynccontextmanager
-async def client(front: Front, engine: Starlette | None = None) -> AsyncIterator[httpx2.AsyncClient]:
+async def client(front: AttestationGateway, engine: Starlette | None = None) -> AsyncIterator[httpx2.AsyncClient]:
     front._client = httpx2.AsyncClient(
         transport=httpx2.ASGITransport(engine or Starlette()), base_url="http://127.0.0.1"
     )
@@ -278,7 +278,7 @@ def run(work: Callable[[], Any]) -> None:
 
 def test_evidence_answers_a_nonce_and_verifies_for_this_key_alone() -> None:
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI)) as one:
             answer = await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})
             assert answer.headers[STATE_HEADER] == "NOT ATTESTED"
             found = HardwareEvidence.parse(answer.content)
@@ -301,7 +301,7 @@ async def codes_of(app: Any, address: str, count: int, headers: dict[str, str] |
 
 def test_a_stranger_who_asks_for_evidence_again_and_again_locks_nobody_else_out() -> None:
     async def work() -> None:
-        app = Front(SOFTWARE, SPKI).app()
+        app = AttestationGateway(SOFTWARE, SPKI).app()
         most = EVIDENCE_PER_ADDRESS
         assert await codes_of(app, "192.0.2.1", 3 * most) == [200] * most + [503] * 2 * most
         assert await codes_of(app, "192.0.2.2", 2) == [200, 200]
@@ -328,7 +328,7 @@ def test_one_piece_of_evidence_is_made_at_a_time_few_wait_and_who_leaves_waits_n
             return super().report(signed_data)
 
     async def work() -> None:
-        app = Front(EvidenceSource(Slow()), SPKI).app()
+        app = AttestationGateway(EvidenceSource(Slow()), SPKI).app()
 
         async def ask(address: str) -> httpx2.Response:
             transport = httpx2.ASGITransport(app, client=(address, 1))
@@ -366,7 +366,7 @@ def test_a_header_does_not_say_from_which_address_a_request_comes() -> None:
     """By the web server as it is, also from this machine, whose word many servers take for it."""
     address = FrontAddress("127.0.0.1", 0, None, None)
     listener = listen(address, Limits())
-    server = WebServer(Front(SOFTWARE, SPKI).app(), address, Limits())
+    server = WebServer(AttestationGateway(SOFTWARE, SPKI).app(), address, Limits())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -439,7 +439,7 @@ def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> 
     token, vault = "t" * 16, Vault.new(tmp_path / "got", SENDER)
 
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", vault, token=token), engine) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1", vault, token=token), engine) as one:
             for authorization in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
                 for path, how in passthrough.METHOD_BY_PATH.items():
                     answer = await one.request(how, path, headers=authorization)
@@ -468,7 +468,7 @@ def test_every_answer_says_what_is_attested_also_refusals_and_errors(tmp_path: P
     async def work() -> None:
         for source, state in ((SOFTWARE, "NOT ATTESTED"), (EvidenceSource(Tsm(tmp_path / "none")), "see the evidence"),
                               (EvidenceSource(Broken()), "NOT ATTESTED")):  # fmt: skip
-            async with client(Front(source, SPKI)) as one:
+            async with client(AttestationGateway(source, SPKI)) as one:
                 nonce = {"nonce": NONCE.hex()}
                 sent = [
                     await one.get("/nothing"), await one.put(EVIDENCE_PATH), await one.get(EVIDENCE_PATH),
@@ -500,7 +500,7 @@ def test_bodies_in_memory_have_a_limit_in_all() -> None:
             return JSONResponse({})
 
         engine = Starlette(routes=[Route("/v1/embeddings", slow, methods=["POST"])])
-        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1"), engine) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1"), engine) as one:
             asked = [asyncio.create_task(one.post("/v1/embeddings", content=body)) for _ in range(most)]
             async with asyncio.timeout(60):
                 while len(arrived) < most:
@@ -526,7 +526,7 @@ def test_one_clients_cookie_is_not_sent_with_another_clients_request() -> None:
         return answer
 
     async def work(port: int) -> None:
-        front = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}")
+        front = AttestationGateway(SOFTWARE, SPKI, f"http://127.0.0.1:{port}")
         app = front.app()
         async with app.router.lifespan_context(app):
             for _ in range(3):
@@ -568,7 +568,7 @@ ENGINE = Starlette(routes=[
 
 def test_only_listed_paths_and_headers_are_handed_on() -> None:
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1"), ENGINE) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1"), ENGINE) as one:
             sent = {"Cookie": "a=b", "X-Forwarded-For": "me", "User-Agent": "me/1", "Authorization": "Bearer x"}
             answer = await one.post("/v1/embeddings", json={"input": "it"}, headers=sent)
             assert answer.json()["got"] == {"input": "it"} and "server" not in answer.headers
@@ -583,7 +583,7 @@ def test_only_listed_paths_and_headers_are_handed_on() -> None:
 
 def test_without_an_engine_or_with_one_that_is_down_the_error_says_so() -> None:
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI)) as one:
             assert "--in-front-of" in (await one.get("/v1/models")).text
 
     run(work)
@@ -592,7 +592,7 @@ def test_without_an_engine_or_with_one_that_is_down_the_error_says_so() -> None:
 # --- quiet ------------------------------------------------------------------------------------------------------------
 def test_a_whole_answer_is_padded_and_says_the_same() -> None:
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1"), ENGINE) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1"), ENGINE) as one:
             for size in (1, 500, 20_000):
                 answer = await one.post("/v1/embeddings", json={"input": "x" * size}, headers={QUIET_HEADER: "whole"})
                 assert len(answer.content) % PAD_BYTES == 0 and answer.json()["got"] == {"input": "x" * size}
@@ -614,7 +614,7 @@ def test_all_that_is_not_streamed_has_padded_sizes_if_the_request_is_quiet(tmp_p
     engine = Starlette(routes=[Route("/v1/models", models), Route("/health", empty)])
 
     async def work(quiet: str) -> None:
-        async with client(Front(SOFTWARE, SPKI, "http://127.0.0.1:1", token=RELEASE_TOKEN), engine) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1", token=RELEASE_TOKEN), engine) as one:
             one.headers[QUIET_HEADER] = quiet
             refused = [await one.get("/v1/models"), await one.get(EVIDENCE_PATH)]
             one.headers.update(WITH_TOKEN)
@@ -652,7 +652,7 @@ def test_no_more_of_a_quiet_answer_waits_than_a_limit(monkeypatch: pytest.Monkey
         return StreamingResponse(endless(), media_type="text/event-stream")
 
     async def work(port: int) -> None:
-        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        app = AttestationGateway(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
         async with app.router.lifespan_context(app), client as one:
             answer = await one.post("/v1/completions", json={}, headers={QUIET_HEADER: "whole"})
@@ -683,7 +683,7 @@ def test_an_engine_that_breaks_off_is_a_named_error_or_a_broken_answer(
 
     async def work() -> None:
         engine = await asyncio.start_server(cut, "127.0.0.1", 0)
-        front = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}")
+        front = AttestationGateway(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}")
         server = uvicorn.Server(uvicorn.Config(front.app(), port=0, log_level="info", log_config=None))
         running = asyncio.create_task(server.serve())
         while not server.started:
@@ -804,7 +804,7 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
     source = EvidenceSource(Software(), sealing_key=vault.public_key)
 
     async def work() -> None:
-        async with client(Front(source, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(source, SPKI, None, vault)) as one:
             found = HardwareEvidence.parse((await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})).content)
             assert found.sealing_key == vault.public_key
             evidence.verify(found, TODAY, SPKI, NONCE)
@@ -823,7 +823,7 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
             assert sorted(path.name for path in (tmp_path / "got").iterdir()) == ["rows.jsonl"]
 
     run(work)
-    run_without = Front(SOFTWARE, SPKI)
+    run_without = AttestationGateway(SOFTWARE, SPKI)
 
     async def refused() -> None:
         async with client(run_without) as one:
@@ -845,7 +845,7 @@ def test_a_file_without_the_senders_token_is_refused_before_it_arrives(tmp_path:
             yield sealed[at : at + 100]
 
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, None, vault)) as one:
             wrong = ({}, {"Authorization": ""}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {SENDER}"},
                      {"Authorization": f"Bearer {RELEASE_TOKEN}x"}, {"Authorization": b"Bearer \xff"})  # fmt: skip
             for headers in wrong:
@@ -870,7 +870,7 @@ def test_a_file_that_is_too_large_is_refused_while_it_arrives_and_leaves_nothing
             yield bytes(64 << 10)
 
     async def work() -> None:
-        async with client(Front(SOFTWARE, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, None, vault)) as one:
             one.headers.update(WITH_TOKEN)
             answer = await one.post(RELEASE_PATH, params={"name": "big"}, content=endless())
             assert answer.status_code == 413 and read < 2 << 20
@@ -896,7 +896,7 @@ def test_few_files_arrive_at_a_time(tmp_path: Path) -> None:
             await going.wait()
             yield sealed[10:]
 
-        async with client(Front(SOFTWARE, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, None, vault)) as one:
             one.headers.update(WITH_TOKEN)
 
             async def send(name: str) -> int:
@@ -936,7 +936,7 @@ def test_a_header_that_is_not_ascii_crosses_byte_for_byte(quiet: dict[bytes, byt
         return found
 
     async def work(port: int) -> None:
-        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        app = AttestationGateway(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="https://x")
         async with app.router.lifespan_context(app), client as one:
             for value in values:
@@ -956,7 +956,7 @@ def test_an_answer_whose_first_part_is_never_read_gives_its_connection_back(
     monkeypatch.setattr(front_module, "MAX_CONNECTIONS", 1)
 
     async def work(port: int) -> None:
-        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
+        app = AttestationGateway(SOFTWARE, SPKI, f"http://127.0.0.1:{port}").app()
         async with app.router.lifespan_context(app):
             for _ in range(2):
                 headers = {QUIET_HEADER: quiet} if quiet else None
@@ -982,7 +982,7 @@ def test_a_client_that_leaves_a_silent_engine_gives_its_connection_back(
 
     async def work() -> None:
         engine = await asyncio.start_server(silent, "127.0.0.1", 0)
-        app = Front(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}").app()
+        app = AttestationGateway(SOFTWARE, SPKI, f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}").app()
         async with engine, app.router.lifespan_context(app):
             for count in (1, 2, 3):
                 headers = {QUIET_HEADER: quiet} if quiet else None

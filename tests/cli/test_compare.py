@@ -428,16 +428,16 @@ def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
     assert one.reading is not None
     found = compared(replace(one, reading=replace(one.reading, cut=True)))
     assert "With more work (--attacks) attacks may read more of: the way ids." in found.verdict
-    assert words.read_by_attacks(found.ways[1]) == "at least 60 %"
+    assert words.content_share_text(found.ways[1]) == "at least 60 %"
     share = Interval(0.668, 0.61, 0.72, 31)
-    assert words.read_share(found.ways[1], share) == "at least 66 %", "rounded up, less would be read than it says"
-    assert words.read_share(found.ways[1], share, has_interval=True) == "at least 66 % (61-72)"
-    assert words.read_share(one, share, has_interval=True) == "67 % (61-72)"
+    assert words.share_text(found.ways[1], share) == "at least 66 %", "rounded up, less would be read than it says"
+    assert words.share_text(found.ways[1], share, shows_interval=True) == "at least 66 % (61-72)"
+    assert words.share_text(one, share, shows_interval=True) == "67 % (61-72)"
     every = Interval(1.0, 1.0, 1.0, 99)
     full = replace(one.reading, cut=True, content=every, names=every, numbers=None)
     found = compared(replace(one, reading=full))
     assert not any("more work" in sentence for sentence in found.verdict), "nothing is left to read"
-    assert words.read_by_attacks(found.ways[1]) == "100 %"
+    assert words.content_share_text(found.ways[1]) == "100 %"
     found = compared(replace(one, reading=replace(full, numbers=Interval(0.5, 0.4, 0.6, 9))))
     assert "With more work (--attacks) attacks may read more of: the way ids." in found.verdict
 

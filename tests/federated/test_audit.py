@@ -17,7 +17,12 @@ from markupsafe import escape
 from transformers import BertConfig, BertForMaskedLM
 
 from milkglass.attacks.gradients.free_tokens import FreeTokens
-from milkglass.audit.updates.attack import INVERSIONS, SHADOW_ATTACKS, audit_updates, require_names
+from milkglass.audit.updates.attack import (
+    DEFAULT_INVERSIONS,
+    DEFAULT_SHADOW_ATTACKS,
+    audit_updates,
+    chosen_attack_names,
+)
 from milkglass.audit.updates.page import render
 from milkglass.audit.updates.replay import RecordedRun, SiteTexts
 from milkglass.audit.updates.report import SHADOWS_AS_TEXTS, UpdateAudit, UpdateResult, token_share, verdict
@@ -128,7 +133,12 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
     read = [one for one in readings if one["attack"] == "dager"]
     assert [one["readings"] for one in read] == [one["texts"] for one in read] and SECRET in read[0]["texts"][0]
     assert of(found, "free-tokens").measures["token recall"].value > 0.6, "all but what stands there twice"
-    assert require_names(None, uses_ghost=False) == ["free-tokens", "float-holes-rows", "dager", "surviving-entries"]
+    assert chosen_attack_names(None, uses_ghost=False) == [
+        "free-tokens",
+        "float-holes-rows",
+        "dager",
+        "surviving-entries",
+    ]
     sentence = found.to_json()["verdict"]
     assert "at least 100.0 %" in sentence and "site a" in sentence and "not pass through GHOST" in sentence
     assert SECRET not in json.dumps(found.to_json())
@@ -138,13 +148,13 @@ def test_bare_texts_come_back_in_every_round(scene: Mapping[str, World], heard: 
 def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     scene: Mapping[str, World], heard: Mapping[str, Heard], cache: None
 ) -> None:
-    found, readings = audited(scene["ghost"], names=["dager", *SHADOW_ATTACKS])
-    assert require_names(None, uses_ghost=True) == [*INVERSIONS, *SHADOW_ATTACKS]
+    found, readings = audited(scene["ghost"], names=["dager", *DEFAULT_SHADOW_ATTACKS])
+    assert chosen_attack_names(None, uses_ghost=True) == [*DEFAULT_INVERSIONS, *DEFAULT_SHADOW_ATTACKS]
     dager = of(found, "dager")
     assert dager.trained_measures is not None and dager.trained_measures["exact texts"].value == 1
     assert dager.measures["rouge-1"].value < 0.3
     assert of(found, SHADOWS_AS_TEXTS).measures == dager.measures, "an exact inversion is no better than the shadows"
-    for name in SHADOW_ATTACKS:
+    for name in DEFAULT_SHADOW_ATTACKS:
         one = of(found, name)
         assert one.state == "done" and one.trained_measures is None and 0 <= token_share(one.measures).value < 1
     assert any(SECRET in text for one in readings for text in one["texts"])
@@ -155,7 +165,7 @@ def test_with_ghost_the_shadows_come_back_and_are_not_the_texts(
     assert "sees these updates" in sentence
     half = {"tokens top-1": Interval(0.5, 0.4, 0.6, 9), "rouge-1": Interval(0.5, 0.4, 0.6, 9)}
     fewer = replace(
-        found, results=(replace(dager, trained_measures=half), *(of(found, name) for name in SHADOW_ATTACKS))
+        found, results=(replace(dager, trained_measures=half), *(of(found, name) for name in DEFAULT_SHADOW_ATTACKS))
     )
     assert "with all shadows" in fewer.to_json()["verdict"]
     late, _ = audited(scene["ghost"], "b", ["dager"])
@@ -169,7 +179,7 @@ def test_with_public_text_shadows_are_decoded_and_the_verdict_tells_it(
     world = scene["ghost"]
     lines = [json.loads(line)["text"] for line in (world.files / "a.jsonl").read_text().splitlines()]
     alike = [f"{' '.join(reversed(one.split()))} {SECRET}" for one in lines for _ in range(4)]
-    rules = [*SHADOW_ATTACKS]
+    rules = [*DEFAULT_SHADOW_ATTACKS]
     found, _ = audited(world, names=rules, public=PublicSource([*alike, *lines], "f.txt"))
     assert found.public["left_out"] == 2, "who has the very text needs no attack"
     assert found.public["given"] == len(alike) + 1 and found.public["own"] == 1, "the third text is behind no update"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milkglass.accounting import epsilon_of, sigma_of, upward
+from milkglass.accounting import epsilon_of, format_epsilon, sigma_of
 from milkglass.errors import UsageError
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -54,7 +54,9 @@ def test_the_guarantee_names_what_holds_and_not_what_was_asked_for() -> None:
 
 def test_the_guarantee_of_training_counts_every_epoch_unless_noise_is_drawn_once() -> None:
     five = DPForward(training=HalvesTraining(epochs=5))
-    assert f"({upward(five.spent_epsilon(5))}, 1e-05)-DP, " in str(five.guarantee) and "5 draws" in str(five.guarantee)
+    assert f"({format_epsilon(five.spent_epsilon(5))}, 1e-05)-DP, " in str(five.guarantee) and "5 draws" in str(
+        five.guarantee
+    )
     once = DPForward(training=HalvesTraining(epochs=5), redraw=False)
     assert "(8, 1e-05)-DP, " in str(once.guarantee) and "1 draw;" in str(once.guarantee)
 
@@ -83,6 +85,6 @@ def test_impossible_parameters_are_refused(given_: dict[str, object], fault: str
 
 @pytest.mark.parametrize("value", [8.0, 11.72403, 19.12118, 8.17032, 0.0123456, 123456.7, 3.0000001])
 def test_a_printed_epsilon_is_never_below_what_holds(value: float) -> None:
-    shown = float(upward(value))
+    shown = float(format_epsilon(value))
     assert shown >= value * (1 - 1e-11)
     assert shown <= value * 1.001

@@ -54,7 +54,7 @@ def plain(model: Checkpoint, client: EncoderClient, cut: int) -> np.ndarray:
 def test_answers_are_those_of_the_model_with_nothing_mixed(name: str, family: str, tmp_path: Path) -> None:
     defence, model = SETTINGS[name], base(tmp_path, family)
     client, server = split(defence, model, tmp_path / "server")
-    expected = plain(model, client, defence.cut(model))
+    expected = plain(model, client, defence.cut_layer(model))
     found = client.receive(server.answer(client.send(TEXTS)))
     assert np.allclose(found, expected, atol=1e-3 if name == "badly conditioned" else 1e-4)
     client.save(tmp_path / "client")

@@ -25,7 +25,7 @@ def numbers(seed: int = 0, *shape: int, scale: float = 1.0) -> torch.Tensor:
     return torch.from_numpy(scale * np.random.default_rng(seed).normal(size=shape or (50,)))
 
 
-@pytest.mark.parametrize("mechanism", [grid.gaussian, grid.laplace])
+@pytest.mark.parametrize("mechanism", [grid.add_gaussian, grid.add_laplace])
 @pytest.mark.parametrize("width", [1e-4, 1.2005, 7.4613, 300.0])
 def test_all_inputs_reach_the_same_numbers(mechanism: Any, width: float) -> None:
     """Every released number is a multiple of the grid's step, for every input: no input is ruled out by any output."""
@@ -43,7 +43,7 @@ def test_the_same_stream_moves_two_inputs_alike() -> None:
     """released - cut(x) does not depend on x: the noise is added to a whole number of steps, and nothing is rounded."""
     one, two = numbers(1), numbers(2)
     step = grid.step_size(0.7, 8.0)
-    noise = [grid.gaussian(x, 0.7, Stream(KEY), 8.0) - step * grid.whole_steps(x, 0.7, 8.0) for x in (one, two)]
+    noise = [grid.add_gaussian(x, 0.7, Stream(KEY), 8.0) - step * grid.whole_steps(x, 0.7, 8.0) for x in (one, two)]
     assert torch.equal(*noise)
 
 
@@ -83,7 +83,7 @@ def test_nothing_to_clip_is_left_alone() -> None:
     assert torch.equal(clipping.matrix_l2(torch.zeros(2, 2), 1.0), torch.zeros(2, 2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(("mechanism", "law"), [(grid.gaussian, "norm"), (grid.laplace, "laplace")])
+@pytest.mark.parametrize(("mechanism", "law"), [(grid.add_gaussian, "norm"), (grid.add_laplace, "laplace")])
 @pytest.mark.parametrize(("width", "bound"), [(0.3, 1.0), (1e-9, 1.0), (40.0, None)])
 def test_the_noise_has_its_law(mechanism: Any, law: str, width: float, bound: float | None) -> None:
     x = 0.5 * torch.ones(40_000, dtype=torch.float64)
@@ -93,13 +93,13 @@ def test_the_noise_has_its_law(mechanism: Any, law: str, width: float, bound: fl
 
 def test_data_far_beyond_its_noise_is_refused_and_never_cut_off() -> None:
     with pytest.raises(UsageError, match="noise"):
-        grid.gaussian(torch.tensor([0.5]), 1e-10, Stream(KEY))
+        grid.add_gaussian(torch.tensor([0.5]), 1e-10, Stream(KEY))
 
 
 def test_a_gradient_passes_and_the_numbers_are_exact() -> None:
     x = numbers().float().requires_grad_()
-    released = grid.gaussian(x, 0.5, Stream(KEY), 8.0)
-    sent = grid.substitute(x, released)
+    released = grid.add_gaussian(x, 0.5, Stream(KEY), 8.0)
+    sent = grid.straight_through(x, released)
     assert torch.equal(sent, released.float())
     sent.square().sum().backward()
     assert torch.equal(x.grad, 2 * released.float())
@@ -120,7 +120,7 @@ def test_sigma_suffices_for_an_output_that_is_rounded_to_a_coarse_grid() -> None
     assert worst <= delta and worst > 0.5 * delta
 
 
-@pytest.mark.parametrize("mechanism", [grid.gaussian, grid.laplace])
+@pytest.mark.parametrize("mechanism", [grid.add_gaussian, grid.add_laplace])
 def test_a_number_that_is_not_finite_is_refused_and_not_released_without_noise(mechanism: Any) -> None:
     for broken in (math.nan, math.inf, -math.inf):
         with pytest.raises(UsageError):

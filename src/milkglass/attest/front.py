@@ -42,7 +42,7 @@ from milkglass.server.settings import Limits
 
 # Pieces of evidence a minute: for one address, for the /48 of an IPv6 address, and for all addresses
 EVIDENCE_PER_ADDRESS, EVIDENCE_PER_SITE, EVIDENCE_PER_MINUTE = 30, 60, 240
-# Pieces of evidence a minute for all addresses, including the first pieces of some once EVIDENCE_PER_MINUTE is used up
+# The most pieces a minute in all: those beyond EVIDENCE_PER_MINUTE go to addresses that had none in that minute
 EVIDENCE_PER_MINUTE_WITH_FIRST = 960
 # Requests for evidence that may be unfinished at a time: of all addresses, and of one
 MAX_UNFINISHED, MAX_UNFINISHED_OF_ADDRESS = 12, 4
@@ -55,7 +55,7 @@ def spki_digest_of_file(certificate: Path) -> bytes:
     return spki_digest_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
 
 
-class Front:
+class AttestationGateway:
     """Answers requests for evidence, takes released files, and forwards requests for listed paths to the engine.
 
     Attributes:
@@ -108,7 +108,7 @@ class Front:
         """Answers with evidence for the nonce of the request. Raises UsageError for an invalid nonce, and Busy."""
         nonce = _parse_nonce(request.query_params.get("nonce", ""))
         address = "" if request.client is None else request.client.host
-        group = _groups(address)[0]
+        group = _rate_limit_groups(address)[0]
         if self._unfinished[group] >= MAX_UNFINISHED_OF_ADDRESS or self._unfinished.total() >= MAX_UNFINISHED:
             raise Busy(
                 f"too many pieces of evidence are being made or wait: {MAX_UNFINISHED_OF_ADDRESS} of one address, and "
@@ -175,7 +175,7 @@ class EvidenceBudget:
 
     def take(self, address: str) -> None:
         """Counts one more piece of evidence for an address. Raises Busy if a limit of it or of all is used up."""
-        now, groups = self._clock(), _groups(address)
+        now, groups = self._clock(), _rate_limit_groups(address)
         while self._pieces and now - self._pieces[0][0] >= 60:
             for group in self._pieces.popleft()[1]:
                 self._count_of_group[group] -= 1
@@ -195,7 +195,7 @@ class EvidenceBudget:
         self._count_of_group.update(groups)
 
 
-def _groups(address: str) -> tuple[str, ...]:
+def _rate_limit_groups(address: str) -> tuple[str, ...]:
     """Returns the groups in which an address is counted: the address of IPv4, or of IPv6 its /64 and its /48."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

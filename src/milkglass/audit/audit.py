@@ -132,7 +132,7 @@ def reading_curve(
         budget: what is left of the audit's time.
         clock_deadline: what `deadline` returned.
     """
-    if not scene.has_key_budget:
+    if not scene.gains_from_more_text:
         return ()
     if best is not None and best.costly:
         best = strongest(tuple(cell for cell in audit_run.results if not cell.costly))

@@ -1,4 +1,4 @@
-"""The audit of a key, from its files to its report. `milkglass audit` runs it, and programs can call it.
+"""Audits a key, from its files to its report. `milkglass audit` runs this, and programs can call it.
 
     result = milkglass.audit_key("clinic.mgkey", passphrase, "train.jsonl", "audit")
     print(result.verdict, result.best.value("tokens top-1"))
@@ -106,7 +106,7 @@ def audit_key(
         return key_scene(unlocked.key, codec, base, audit_files, stage, transcript)
 
     chosen_attacks = ATTACKS if attacks is None else attacks
-    with limit_threads():
+    with cap_torch_threads():
         scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen_attacks)
         advance = stage("attack", planned_count(scene, chosen_attacks))
         result, _ = run_and_write(
@@ -195,7 +195,7 @@ def run_and_write(
 
 
 @contextmanager
-def limit_threads() -> Iterator[None]:
+def cap_torch_threads() -> Iterator[None]:
     """Limits torch to at most MAX_THREADS threads while the context is open."""
     thread_count = torch.get_num_threads()
     torch.set_num_threads(min(thread_count, MAX_THREADS))

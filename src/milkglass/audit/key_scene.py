@@ -21,7 +21,7 @@ from milkglass.audit.scene import (
     OTHER,
     Adversary,
     Scene,
-    require_enough,
+    require_enough_texts,
     require_texts,
 )
 from milkglass.client.codec.aliases import mechanism_of
@@ -134,7 +134,7 @@ def key_scene(
     base = Checkpoint.open(folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
     all_texts = read_encoded(codec, files.text, files.max_rows)
-    require_enough(all_texts.original, files.text.name)
+    require_enough_texts(all_texts.original, files.text.name)
     private, alike_text = _split_in_halves(all_texts, files.seed)
     attackers = {} if files.public is None else {OTHER: AttackerText(read_encoded(codec, files.public).original)}
     attackers[ALIKE] = AttackerText(alike_text)

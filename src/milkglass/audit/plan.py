@@ -194,7 +194,7 @@ def estimate(
     ended_steps = [step for step in begun_steps if step.seconds is not None]
     curve_seconds_of = dict[str, float]()
     for step in ended_steps:
-        if step.turn.rank == 0 and step.adversary.knowledge.corpus is not None and scene.has_key_budget:
+        if step.turn.rank == 0 and step.adversary.knowledge.corpus is not None and scene.gains_from_more_text:
             curve_seconds = (step.seconds or 0.0) * len(curve_sizes(sent)) / 2  # the attack runs for each point
             curve_seconds_of[step.adversary.name] = max(curve_seconds_of.get(step.adversary.name, 0.0), curve_seconds)
     seconds = sum(step.seconds or 0.0 for step in ended_steps) + sum(curve_seconds_of.values())

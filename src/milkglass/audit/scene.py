@@ -1,4 +1,4 @@
-"""What is attacked: what an untrusted machine sees, the truth about it, and each attacker's knowledge.
+"""Describes what is attacked: what an untrusted machine sees, the truth about it, and each attacker's knowledge.
 
 `Scene.of` makes every scene and alone decides what each attacker has. Its input comes from a key (key_scene.py), from
 two halves (defence_scene.py) or from gradients (gradient_scene.py). run.py runs the attacks.
@@ -139,7 +139,7 @@ class Scene:
         return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
 
     @property
-    def has_key_budget(self) -> bool:
+    def gains_from_more_text(self) -> bool:
         """Returns whether more text under one key is read better.
 
         States and symbols of a known map are read text by text.
@@ -172,8 +172,8 @@ class Scene:
         return replace(self.truth, sent=self.transcript.outputs, original=None) if of_outputs else self.truth
 
 
-def require_enough(texts: Sized, name: str) -> None:
-    """Raises UsageError if there are too few private texts. `name` is that of their file."""
+def require_enough_texts(texts: Sized, name: str) -> None:
+    """Raises UsageError if there are too few private texts. `name` says what they are, such as their file's name."""
     if len(texts) < MIN_PRIVATE_TEXTS:
         raise UsageError(
             f"{name} holds {len(texts)} of the {MIN_PRIVATE_TEXTS} texts that an audit needs",

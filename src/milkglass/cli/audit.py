@@ -253,7 +253,7 @@ def run_audit(
     """
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING_SHARE
-    from milkglass.audit.key_audit import limit_threads, open_scene, run_and_write
+    from milkglass.audit.key_audit import cap_torch_threads, open_scene, run_and_write
     from milkglass.audit.plan import estimate, planned_count
 
     with bars(as_json) as stage:
@@ -276,7 +276,7 @@ def run_audit(
             if not as_json and result.state != "does not apply":
                 note(f"  {result_line(result)}")
 
-        with note_resumption(resume_store.folder), limit_threads():
+        with note_resumption(resume_store.folder), cap_torch_threads():
             audit_and_page = run_and_write(
                 scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity
             )

@@ -86,7 +86,7 @@ def data(
 
 def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
     """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes."""
-    from milkglass.rows.examples import MIN_HELD_OUT, read_examples, read_texts, summarise
+    from milkglass.rows.examples import MIN_COMPARISON_ROWS, read_examples, read_texts, summarise
     from milkglass.rows.repeats import Repeats
     from milkglass.rows.write import write_examples
 
@@ -111,7 +111,11 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     counted_once = " (`milkglass compare` counts them once)" if repeats.equal_count and summary.kind != "text" else ""
     if notes := [*filter(None, (repeats.equal_text() + counted_once, repeats.contradiction_text()))]:
         note(f"warning: {'; '.join(notes)}")
-    if summary.labels and different_count >= 2 * MIN_HELD_OUT and (warning := _few_rows_warning(different_count)):
+    if (
+        summary.labels
+        and different_count >= 2 * MIN_COMPARISON_ROWS
+        and (warning := _few_rows_warning(different_count))
+    ):
         note(warning)
     if summary.labels or summary.kind == "chat":
         note(_next_step(summary, out, different_count))
@@ -141,9 +145,9 @@ def _few_rows_warning(different_count: int) -> str:
     about z sqrt(1/4 / n) wide to each side; z = 2.6 is that of five ways compared. On tweets, news and MRPC, changed
     text and text as it is had other answers in 4 to 38 % of the rows (log, 2026-11-29).
     """
-    from milkglass.rows.examples import rows_to_ask
+    from milkglass.rows.examples import comparison_row_count
 
-    asked = rows_to_ask(different_count)
+    asked = comparison_row_count(different_count)
     smallest_difference = FIVE_WAYS_Z * math.sqrt(DIFFERING_SHARE / asked)
     if smallest_difference < MAX_UNSAID_DIFFERENCE:
         return ""
@@ -160,15 +164,16 @@ def _next_step(summary: Summary, rows: Path, different_count: int) -> str:
         different_count: how many rows equal no earlier one.
     """
     from milkglass.rows.data_file import DataFile
-    from milkglass.rows.examples import MIN_HELD_OUT, require_classes
+    from milkglass.rows.examples import MIN_COMPARISON_ROWS, require_classes
 
     if summary.labels:
         try:
             require_classes(DataFile(rows), summary)
         except CodecError as error:
             return f"`milkglass compare` would refuse these rows: {error.message}; {error.hint}"
-    if different_count < 2 * MIN_HELD_OUT:
-        return f"`milkglass compare` needs {2 * MIN_HELD_OUT} different rows at least, and there are {different_count}"
+    if different_count < 2 * MIN_COMPARISON_ROWS:
+        least = 2 * MIN_COMPARISON_ROWS
+        return f"`milkglass compare` needs {least} different rows at least, and there are {different_count}"
     model = "demo:minilm" if summary.labels else "demo:smollm2"
     return f"next: milkglass compare {model} {shlex.quote(str(rows))} --quick"
 

@@ -82,10 +82,10 @@ def audit(
     require_begun_run(run)
     with report_activity(as_json):
         file, public_file = columns.read_texts(text), columns.read_optional(public)
-        update_audit, texts_read = _attack_updates(
+        update_audit, reading_rows = _attack_updates(
             run, model, site, file, public_file, rows, attacks, shield, budget, seed, as_json
         )
-    _write_reports(update_audit, texts_read, out, readings, page)
+    _write_reports(update_audit, reading_rows, out, readings, page)
     paths = {"figures": out, "what was read, private": readings, "the page, private": page}
     emit(as_json, update_audit.to_json(), lambda: _report_text(update_audit, paths))
 
@@ -94,12 +94,12 @@ def _attack_updates(
     run: Path, model: str, site: str, file: DataFile, public: DataFile | None, rows: Path | None, attacks: str | None,
     shield: str, budget: str, seed: int, as_json: bool,
 ) -> tuple[UpdateAudit, list[dict[str, Any]]]:  # fmt: skip
-    """Attacks the updates of a site. Returns the figures, and for each text what was read of it.
+    """Attacks a site's updates. Returns the figures, and what each attack read of each update, which is private.
 
     The arguments are the options of `audit`; `file` and `public` are the files of --text and --public.
     """
     names = None if attacks is None else [name.strip() for name in attacks.split(",")]
-    from milkglass.audit.updates.attack import audit_updates, require_names
+    from milkglass.audit.updates.attack import audit_updates, chosen_attack_names
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import parse_gradient_defence
@@ -107,16 +107,16 @@ def _attack_updates(
     from milkglass.sanitizers.table import open_table
     from milkglass.threat.budget import Budget
 
-    require_names(names, uses_ghost=True)
+    chosen_attack_names(names, uses_ghost=True)
     defence, source, folder = parse_gradient_defence(shield), _public_source(public), resolve(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), site_texts, open_table(folder)[0], source, defence)
-        update_audit, texts_read = audit_updates(
+        update_audit, reading_rows = audit_updates(
             audited, names, Budget.parse(budget, time.monotonic), seed, lambda steps: stage("attack", steps)
         )
-    return update_audit, texts_read
+    return update_audit, reading_rows
 
 
 def _require_site(run: Path, site: str, rows: Path | None) -> None:
@@ -140,7 +140,7 @@ def _require_site(run: Path, site: str, rows: Path | None) -> None:
 
 
 def _was_interrupted(sites_folder: Path, site: str) -> bool:
-    """Returns whether a run began with this site and was interrupted before the site's rows were complete."""
+    """Returns whether a run began to prepare this site and was interrupted before its rows were complete."""
     from milkglass.federated.ghost_stage import RUN_RECORD_FILE, parts_folder
     from milkglass.models.checkpoint import read_json
 
@@ -168,7 +168,7 @@ def _public_source(public: DataFile | None) -> PublicSource:
 
 def _write_reports(
     update_audit: UpdateAudit,
-    texts_read: Sequence[Mapping[str, Any]],
+    reading_rows: Sequence[Mapping[str, Any]],
     out: Path | None,
     readings: Path | None,
     page: Path | None,
@@ -179,14 +179,14 @@ def _write_reports(
     if out is not None:
         files.write(out, json.dumps(update_audit.to_json(), indent=1, allow_nan=False) + "\n")
     if readings is not None:
-        files.write(readings, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in texts_read))
+        files.write(readings, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in reading_rows))
     if page is not None:
-        files.write(page, render(update_audit, texts_read))
+        files.write(page, render(update_audit, reading_rows))
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
 def _report_text(update_audit: UpdateAudit, files: Mapping[str, Path | None]) -> str:
-    """Returns the audit as text, with the files that were written by their labels."""
+    """Returns the audit as text, with the path of each file that was written after its label."""
     lines = [
         update_audit.to_json()["verdict"],
         "",

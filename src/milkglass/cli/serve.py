@@ -219,7 +219,7 @@ def _serve_attested(
     token = None if token_file is None else require_token(read_token(token_file) or "")
     from milkglass.attest import passthrough
     from milkglass.attest.claims import NOT_ATTESTED
-    from milkglass.attest.front import Front, spki_digest_of_file
+    from milkglass.attest.front import AttestationGateway, spki_digest_of_file
     from milkglass.attest.sealing import Vault
     from milkglass.attest.sources import EvidenceSource, Software, Tsm, collateral_reader, read_nvml_evidence
     from milkglass.server import process
@@ -238,7 +238,7 @@ def _serve_attested(
         note(NOT_ATTESTED)
     process.prepare()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO it logs each forwarded request
-    front = Front(source, spki_digest, engine, vault, address.connections, token)
+    front = AttestationGateway(source, spki_digest, engine, vault, address.connections, token)
     process.run(
         front.app(),
         address,

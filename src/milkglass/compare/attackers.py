@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.audit import example_indices, read_example
 from milkglass.audit.defence_scene import replaced_and_cut, scene_of
-from milkglass.audit.key_audit import limit_threads
+from milkglass.audit.key_audit import cap_torch_threads
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
@@ -57,7 +57,7 @@ def reading_of(
     scene = scene_of(setting.base, cell.client, cell.server, private, held_corpora)
     signatures = [signature(attack) for attack in attacks.values()]
     identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
-    with limit_threads():
+    with cap_torch_threads():
         folder = work_folder / _digest([json.dumps(identity)])[:12]
         store, options = ResumeStore.open(folder, identity), RunOptions(on_begin=on_begin)
         finished = run(scene, attacks, store, budget, setting.seed, progress, options)

@@ -27,7 +27,14 @@ from milkglass.errors import CodecError, naming_texts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, examples_of, no_labels_error, rows_to_ask
+from milkglass.rows.examples import (
+    MIN_COMPARISON_ROWS,
+    Example,
+    Summary,
+    comparison_row_count,
+    examples_of,
+    no_labels_error,
+)
 from milkglass.rows.messages import Message
 from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.server.spec import Hyperparameters
@@ -62,7 +69,7 @@ class ComparisonSize:
     new_tokens: int = 96
 
 
-QUICK = ComparisonSize(steps=12, trained=24, rows=MIN_HELD_OUT, attacked=300, written=20, new_tokens=40)
+QUICK = ComparisonSize(steps=12, trained=24, rows=MIN_COMPARISON_ROWS, attacked=300, written=20, new_tokens=40)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,11 +124,11 @@ class ChatRows(ComparisonRows):
         order = [distinct[i] for i in np.random.default_rng(seed).permutation(len(distinct)).tolist()]
         answered_indices = [index for index in order if index not in rows.unanswered_indices]
         uncut_indices = [index for index in answered_indices if index not in rows.cut_indices]
-        count = min(extent.rows, rows_to_ask(len(answered_indices)))
+        count = min(extent.rows, comparison_row_count(len(answered_indices)))
         if validation_rows is None:
             longer = "a larger --max-length, or --validation too"
             equal_count = len(rows.examples) - len(distinct)
-            require_rows(data.name, len(uncut_indices), 2 * MIN_HELD_OUT, equal_count, longer, max_length)
+            require_rows(data.name, len(uncut_indices), 2 * MIN_COMPARISON_ROWS, equal_count, longer, max_length)
             held_out_indices = {*uncut_indices[:count]}
             held_out_examples = [rows.examples[i] for i in uncut_indices[:count]]
             answered_indices = [index for index in answered_indices if index not in held_out_indices]
@@ -130,7 +137,7 @@ class ChatRows(ComparisonRows):
             equal_count = len(validation_rows.examples) - len(distinct_indices(validation_rows.examples))
             name = files[1].name
             require_rows(
-                name, len(held_out_examples), MIN_HELD_OUT, equal_count, "or a larger --max-length", max_length
+                name, len(held_out_examples), MIN_COMPARISON_ROWS, equal_count, "or a larger --max-length", max_length
             )
         candidates = [rows.examples[index] for index in answered_indices]
         train_indices = [answered_indices[i] for i in unrelated_indices(candidates, held_out_examples)]

@@ -13,7 +13,14 @@ from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
 from milkglass.experiments.procedures.trials import TrialData
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import MIN_HELD_OUT, Example, Summary, checked_summary, read_examples, rows_to_ask
+from milkglass.rows.examples import (
+    MIN_COMPARISON_ROWS,
+    Example,
+    Summary,
+    checked_summary,
+    comparison_row_count,
+    read_examples,
+)
 from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.threat.defence import LabelledTexts
 
@@ -48,15 +55,17 @@ class SplitRows:
         rows = [all_rows[index] for index in distinct_indices(all_rows)]
         order = np.random.default_rng(seed).permutation(len(rows))[:max_rows]
         if validation is None:
-            require_rows(data.name, len(order), 2 * MIN_HELD_OUT, len(all_rows) - len(rows), "or --validation too")
-            count = rows_to_ask(len(order))
+            require_rows(
+                data.name, len(order), 2 * MIN_COMPARISON_ROWS, len(all_rows) - len(rows), "or --validation too"
+            )
+            count = comparison_row_count(len(order))
             held_out, order = [rows[i] for i in order[:count]], order[count:]
         else:
             validation_rows = list(read_examples(validation))
             distinct = distinct_indices(validation_rows)
             chosen = np.random.default_rng(seed).permutation(len(distinct))[:max_rows]
             held_out = [validation_rows[distinct[i]] for i in sorted(chosen)]
-            require_rows(validation.name, len(held_out), MIN_HELD_OUT, len(validation_rows) - len(distinct))
+            require_rows(validation.name, len(held_out), MIN_COMPARISON_ROWS, len(validation_rows) - len(distinct))
         candidates = [rows[i] for i in order]
         train = [candidates[index] for index in unrelated_indices(candidates, held_out)]
         require_trainable(data.name, len(train), len(candidates) - len(train))
@@ -106,10 +115,10 @@ def require_trainable(name: str, count: int, asked_count: int) -> None:
         count: how many rows are left.
         asked_count: how many were left out, since they ask the same as a row that is asked about.
     """
-    if count < MIN_HELD_OUT:
+    if count < MIN_COMPARISON_ROWS:
         raise CodecError(
             f"{name} has {count} rows to train with, and {asked_count:,} that ask the same as a row that is asked "
-            f"about; {MIN_HELD_OUT} are needed",
+            f"about; {MIN_COMPARISON_ROWS} are needed",
             "a row is trained with or asked about, not both: give other rows in one of the files",
         )
 

@@ -150,6 +150,8 @@ def _load_classifier(folder: Path) -> Any:
             f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"
         ) from None
     if drawn := [*report["missing_keys"], *(mismatch[0] for mismatch in report["mismatched_keys"])]:
-        fault = f"the weights of {folder.name} have no {min(drawn)} of the shape that its config.json gives"
-        raise CorruptCheckpoint(fault, "train it again")
+        raise CorruptCheckpoint(
+            f"the weights of {folder.name} have no {min(drawn)} of the shape that its config.json gives",
+            "train it again",
+        )
     return device.move(model.eval())

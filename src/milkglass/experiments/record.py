@@ -1,4 +1,4 @@
-"""A figure of a result as a record: what was measured, of what, and the value.
+"""Keeps each figure of a result as a record: what was measured, of what, and the value.
 
 A result's JSON has a list of records, without the fields that are empty. A record's name joins its parts: pages, tables
 and the entries [published], [asked] and [why] of a recipe use it. Nothing takes a name apart.
@@ -144,7 +144,7 @@ Statistic = Callable[[Any], Any]
 def merge_records(
     runs: Sequence[Sequence[ResultRecord]], center: Statistic, spread: Mapping[str, Statistic], count_name: str
 ) -> list[ResultRecord]:
-    """Returns the records of several runs as one record each; those of a single run as they are.
+    """Returns one record for all records of several runs that have the same name; those of a single run as they are.
 
     Args:
         runs: the records of each run.

@@ -31,7 +31,7 @@ from typing import ClassVar
 import torch
 
 from milkglass import papers
-from milkglass.accounting import epsilon_of, epsilon_warning, upward
+from milkglass.accounting import epsilon_of, epsilon_warning, format_epsilon
 from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
@@ -72,7 +72,7 @@ class DPSGD(GradientDefence):
     def guarantee(self) -> str | None:
         epsilon = epsilon_after_steps(self.noise / EXCHANGE_SENSITIVITY, DELTA, 1)
         warning = epsilon_warning(epsilon)
-        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one text or label exchanged{warning}"
+        return f"({format_epsilon(epsilon)}, {DELTA:g})-DP for each gradient, one text or label exchanged{warning}"
 
     def guarantee_after(self, rounds: int) -> str | None:
         """Returns the guarantee after so many rounds, as this many Gaussian mechanisms.
@@ -83,7 +83,7 @@ class DPSGD(GradientDefence):
         epsilon = epsilon_after_steps(self.noise / EXCHANGE_SENSITIVITY, DELTA, rounds)
         rounds_in_words = "1 round" if rounds == 1 else f"{rounds:,} rounds"
         return (
-            f"({upward(epsilon)}, {DELTA:g})-DP after {rounds_in_words}, one text or label exchanged, in one "
+            f"({format_epsilon(epsilon)}, {DELTA:g})-DP after {rounds_in_words}, one text or label exchanged, in one "
             f"batch a round{epsilon_warning(epsilon)}"
         )
 
@@ -110,7 +110,7 @@ class DPSGD(GradientDefence):
 
     def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         return {
-            name: (grid.gaussian(tensor, self.deviation, stream, self.clip) / text_count).float()
+            name: (grid.add_gaussian(tensor, self.deviation, stream, self.clip) / text_count).float()
             for name, tensor in tensors.items()
         }
 

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import torch
 
 from milkglass import papers
-from milkglass.accounting import epsilon_of, epsilon_warning, upward
+from milkglass.accounting import epsilon_of, epsilon_warning, format_epsilon
 from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
@@ -64,7 +64,7 @@ class AdditiveNoise(GradientDefence):
 
     def protect_gradient(self, tensors: Mapping[str, torch.Tensor], text_count: int, stream: Stream) -> Tensors:
         bounded = tensors if self.clip is None else clipping.l2(tensors, self.clip)
-        draw, scale = {"gaussian": grid.gaussian, "laplace": grid.laplace}[self.law], self.scale
+        draw, scale = {"gaussian": grid.add_gaussian, "laplace": grid.add_laplace}[self.law], self.scale
         return {
             name: draw(tensor, scale, stream, self.clip).to(tensors[name].dtype) for name, tensor in bounded.items()
         }
@@ -84,7 +84,9 @@ class GaussianNoise(AdditiveNoise):
             return None
         epsilon = epsilon_of(self.deviation, DELTA, 2 * self.clip)
         warning = epsilon_warning(epsilon)
-        return f"({upward(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{warning}"
+        return (
+            f"({format_epsilon(epsilon)}, {DELTA:g})-DP for each gradient, one batch in the place of another{warning}"
+        )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import Head, LowerHalf, Pooling, pool
@@ -144,8 +144,8 @@ class CAPE(HiddenStateDefence):
         if self.calibration == "paper":
             return None  # epsilon is one coordinate's, not a text's
         return (
-            f"each text sent is {upward(self.epsilon)}-DP for one text replaced by any other, and sending more about "
-            "it adds up; nothing is claimed for the texts and labels that the halves were trained with"
+            f"each text sent is {format_epsilon(self.epsilon)}-DP for one text replaced by any other, and sending more "
+            "about it adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
 
     @property
@@ -156,7 +156,7 @@ class CAPE(HiddenStateDefence):
         """Returns (1, d) the disturbed vector of a text."""
         sensitivity = hidden.shape[1] if self.calibration == "strict" else 1
         z = normalise(pool(hidden, self.pooling))
-        return grid.substitute(z, grid.laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
+        return grid.straight_through(z, grid.add_laplace(z, sensitivity / self.epsilon, draws.stream, 1.0))[None]
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         return Head(int(model.config.hidden_size), classes, centre=0.5)  # z lies around one half

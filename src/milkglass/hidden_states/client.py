@@ -91,7 +91,7 @@ class EncoderClient(Client):
                 states = self.defence.mechanism(states, draws.bound_to(states))
             states_of_texts[index] = states
         lengths = np.array([len(part) for part in states_of_texts], np.int64)
-        return Activations(self._join(states_of_texts), lengths, self.defence.cut(self.base), self.defence.pooled)
+        return Activations(self._join(states_of_texts), lengths, self.defence.cut_layer(self.base), self.defence.pooled)
 
     def _states(self, encoded: TokenizedTexts) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the index of each text and its undisturbed states (t, d), in the order of the batches."""

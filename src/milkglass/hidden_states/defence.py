@@ -75,11 +75,11 @@ class HiddenStateDefence(Mechanism):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(root.draws("weights").seed())
                 model = classifier(base, classes)
-                lower, upper = LowerHalf(model, self.cut(base)).eval(), self.upper(model, base, classes)
+                lower, upper = LowerHalf(model, self.cut_layer(base)).eval(), self.upper(model, base, classes)
                 del model
                 auxiliary = self.make_auxiliary(base, lower, encoded, root)
             train(self, lower, upper, auxiliary, encoded, labels, root)
-        description = {"defence": self.name, "layer": self.cut(base), "pooled": self.pooled, "classes": classes}
+        description = {"defence": self.name, "layer": self.cut_layer(base), "pooled": self.pooled, "classes": classes}
         with new_dir(folder, is_private=False) as partial:
             server_module = self.server_module(upper)
             halves.write(
@@ -97,7 +97,7 @@ class HiddenStateDefence(Mechanism):
             CorruptCheckpoint: a half is damaged.
         """
         description = halves.read_description(server_folder)
-        if description.get("defence") != self.name or description.get("layer") != self.cut(base):
+        if description.get("defence") != self.name or description.get("layer") != self.cut_layer(base):
             raise UsageError(
                 f"{server_folder.name} is not a half of {self.name} with these parameters", "see its config.json"
             )
@@ -159,7 +159,7 @@ class HiddenStateDefence(Mechanism):
                 f"{folder.name} was made with other parameters than these", "give those of its config.json"
             )
         require_base(description, folder, base)
-        lower = LowerHalf(classifier(base, 2), self.cut(base)).eval()
+        lower = LowerHalf(classifier(base, 2), self.cut_layer(base)).eval()
         tensors = halves.load_tensors(folder, lower if self.trains_lower else None, LOWER_PREFIX)
         kept_tensors = {
             name.removeprefix(KEPT_PREFIX): tensor for name, tensor in tensors.items() if name.startswith(KEPT_PREFIX)

@@ -27,7 +27,7 @@ from typing import ClassVar, Literal
 import torch
 
 from milkglass import papers
-from milkglass.accounting import epsilon_of, sigma_of, upward
+from milkglass.accounting import epsilon_of, format_epsilon, sigma_of
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
@@ -84,7 +84,7 @@ class DPForward(HiddenStateDefence):
         """Returns the guarantee for one text, replaced by any other of its length."""
         draw_count = self.training.epochs if self.redraw else 1
         in_training = (
-            f"({upward(self.spent_epsilon(draw_count))}, {self.delta!r})-DP, composed over {draw_count} "
+            f"({format_epsilon(self.spent_epsilon(draw_count))}, {self.delta!r})-DP, composed over {draw_count} "
             f"draw{'s' * (draw_count > 1)}"
         )
         neighbours = "one text replaced by any other of the same length"
@@ -93,8 +93,8 @@ class DPForward(HiddenStateDefence):
                 f"the server's weights are {in_training}, for {neighbours} in training; labels, and texts sent, are not"
             )
         return (
-            f"each text sent is ({upward(self.spent_epsilon())}, {self.delta!r})-DP for {neighbours}, and sending more "
-            f"about it adds up; a text in training is {in_training}; labels and lengths are not protected"
+            f"each text sent is ({format_epsilon(self.spent_epsilon())}, {self.delta!r})-DP for {neighbours}, and "
+            f"sending more about it adds up; a text in training is {in_training}; labels and lengths are not protected"
         )
 
     @property
@@ -107,7 +107,7 @@ class DPForward(HiddenStateDefence):
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         clipped = clipping.matrix_l2(hidden, self.clip)
-        return grid.substitute(hidden, grid.gaussian(clipped, self.sigma, draws.stream, self.clip))
+        return grid.straight_through(hidden, grid.add_gaussian(clipped, self.sigma, draws.stream, self.clip))
 
     def draw_number(self, epoch: int) -> int:
         return epoch if self.redraw else 0

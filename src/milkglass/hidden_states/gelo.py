@@ -129,7 +129,7 @@ class OffloadingClient(EncoderClient):
         if self._upper is None:
             config, classes = halves.plain_config(self.base.config), int(self.extra_tensors["classes"])
             upper = UpperHalf(
-                halves.empty_classifier(config, halves.layer_count(config), classes), self.defence.cut(self.base)
+                halves.empty_classifier(config, halves.layer_count(config), classes), self.defence.cut_layer(self.base)
             )
             upper.load_state_dict({name: tensor for name, tensor in self.extra_tensors.items() if name != "classes"})
             layer = halves.first_layer(upper.eval())
@@ -151,7 +151,7 @@ class OffloadingClient(EncoderClient):
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
         mixed_rows = self._join([matrix.mix(text_states) for text_states, matrix in pending])
-        return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut(self.base), mixed=rows)
+        return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut_layer(self.base), mixed=rows)
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class GELO(HiddenStateDefence):
         if reason := super().refusal(base):
             return reason
         count = halves.layer_count(base.config)
-        return None if self.cut(base) < count else f"no layer is left above the cut, and the model has {count}"
+        return None if self.cut_layer(base) < count else f"no layer is left above the cut, and the model has {count}"
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         """Returns the states unchanged, since mixing does not change the answer in training."""

@@ -121,13 +121,13 @@ class Mechanism(Defence):
         """Returns whether states are disturbed only in training, and not when texts are sent."""
         return False
 
-    def cut(self, base: Checkpoint) -> int:
-        """Returns after how many layers this model is cut."""
+    def cut_layer(self, base: Checkpoint) -> int:
+        """Returns the number of layers below the cut, which the client runs."""
         return halves.layer_count(base.config) if self.layer is None else self.layer
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
         """Returns the server's half of a whole classifier."""
-        return halves.UpperHalf(model, self.cut(base))
+        return halves.UpperHalf(model, self.cut_layer(base))
 
     def make_auxiliary(
         self, base: Checkpoint, lower: LowerHalf, encoded: TokenizedTexts, root: NoiseRoot
@@ -171,8 +171,8 @@ class Mechanism(Defence):
     def disturb(self, step: TrainingStep, root: NoiseRoot) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns what would be sent for a step's texts, padded again, and its mask.
 
-        Draws are bound to the states, unless a text has one draw for all epochs: its states differ in their last bits
-        from batch to batch, and binding would make more draws than are counted.
+        A text's draws are bound to its states, unless all epochs share one draw (`draw_number`). The last bits of the
+        states differ from batch to batch, so bound draws would be more than the guarantee counts.
         """
         sent, is_drawn_once = list[torch.Tensor](), self.draw_number(0) == self.draw_number(1)
         for row, mask, ids, number in zip(step.hidden, step.mask, step.ids, step.text_indices, strict=True):

@@ -114,7 +114,7 @@ class MixingClient(EncoderClient):
             self._pending[number] = own_place = int(draws.stream.integers(self.defence.inputs, 1)[0])
             selected[own_place] = own_states
             mixtures.append(mixture(selected, keys, len(own_states)))
-        return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut(self.base))
+        return Activations(self._join(mixtures), encoded.ids.lengths, self.defence.cut_layer(self.base))
 
     def _undisturbed_states(self, encoded: TokenizedTexts) -> list[torch.Tensor]:
         """Returns the undisturbed states (t, d) of each text, in order."""
@@ -150,7 +150,7 @@ class TextMixer(HiddenStateDefence):
         return hidden
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
-        return MixedUpper(model, self.cut(base), self.inputs, classes)
+        return MixedUpper(model, self.cut_layer(base), self.inputs, classes)
 
     def loss(
         self, step: TrainingStep, upper: torch.nn.Module, auxiliary: torch.nn.Module, root: NoiseRoot

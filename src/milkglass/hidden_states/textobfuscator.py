@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import LowerHalf
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
@@ -145,8 +145,8 @@ class TextObfuscator(HiddenStateDefence):
             return None
         return (
             f"each text sent is e-DP for one text replaced by any other of the same length, with e = "
-            f"{upward(2 * self.clip / self.scale)} x dimensions x tokens, a budget too large to be relied on; sending "
-            "more adds up; nothing is claimed for the texts and labels that the halves were trained with"
+            f"{format_epsilon(2 * self.clip / self.scale)} x dimensions x tokens, a budget too large to be relied on; "
+            "sending more adds up; nothing is claimed for the texts and labels that the halves were trained with"
         )
 
     @property
@@ -158,7 +158,9 @@ class TextObfuscator(HiddenStateDefence):
         bounded = hidden if bound is None else clipping.rows_l1(hidden, bound)
         if self.scale == 0:
             return bounded.to(hidden.dtype)
-        return grid.substitute(bounded, grid.laplace(bounded, self.scale, draws.stream, bound)).to(hidden.dtype)
+        return grid.straight_through(bounded, grid.add_laplace(bounded, self.scale, draws.stream, bound)).to(
+            hidden.dtype
+        )
 
     def make_auxiliary(
         self, base: Checkpoint, lower: LowerHalf, encoded: TokenizedTexts, root: NoiseRoot

@@ -11,10 +11,10 @@ from pathlib import Path
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.audit import audit, write
 from milkglass.audit.defence_scene import scene_of
-from milkglass.audit.key_audit import limit_threads
+from milkglass.audit.key_audit import cap_torch_threads
 from milkglass.audit.report.result import Audit
 from milkglass.audit.resume import ResumeStore
-from milkglass.audit.scene import ALIKE, DefenceWords, require_enough, require_texts
+from milkglass.audit.scene import ALIKE, DefenceWords, require_enough_texts, require_texts
 from milkglass.catalogue import signature
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -63,10 +63,10 @@ def audit_defence(
         ModelError: a model cannot be opened.
     """
     attack_budget, chosen_attacks = Budget.parse(budget), ATTACKS if attacks is None else attacks
-    require_enough(private, "the list of private texts")
+    require_enough_texts(private, "the list of private texts")
     model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
     public_texts = public if isinstance(public, Mapping) else {ALIKE: public}
-    with limit_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work_folder:
+    with cap_torch_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work_folder:
         scene = replace(scene_of(model, client, server, private, public_texts), words=words)
         require_texts(scene, public_texts)
         texts_digest = hashlib.sha256("\0".join(private).encode()).hexdigest()

@@ -57,9 +57,8 @@ REPEATABLE_KINDS = frozenset({"Replace", "Split", "Punctuation", "Digits", "Stri
 SEQUENCE_FIELDS = ("normalizers", "pretokenizers", "processors", "decoders")  # names of the field of a sequence's parts
 MAX_PARTS = 16
 MAX_ADDED_TOKENS = 16  # tokens that a post-processor puts around a text
-REGEX_ONLY_PATTERNS = frozenset(
-    {r" {2,}", r"\s+"}
-)  # of PUBLISHED_REPLACEMENTS: as plain strings they would be other texts
+# Of PUBLISHED_REPLACEMENTS: published as regular expressions only. A plain string would match other text
+REGEX_ONLY_PATTERNS = frozenset({r" {2,}", r"\s+"})
 # A field of decoders and pre-tokenizers that may have one value, since others would change what is read
 FIXED_SETTINGS = {"Metaspace": ("replacement", "▁"), "WordPiece": ("prefix", "##"), "BPEDecoder": ("suffix", "</w>")}
 # Control characters, bytes that UTF-8 does not use, and first bytes of characters that Unicode has not assigned. A
@@ -85,7 +84,7 @@ def require_known_parts(tokenizer: Any, folder: str, from_provider: bool) -> Non
         )
     if from_provider:
         _require_no_unknown(tokenizer, folder)
-        _require_special_apart(tokenizer, folder)
+        _require_no_special_in_text(tokenizer, folder)
     if getattr(backend.model, "dropout", None):
         raise ModelError(
             f"the tokenizer in {folder} cuts words at random (dropout {backend.model.dropout})",
@@ -181,8 +180,8 @@ def _require_no_unknown(tokenizer: Any, folder: str) -> None:
         )
 
 
-def _require_special_apart(tokenizer: Any, folder: str) -> None:
-    """Raises ModelError for a tokenizer whose special tokens occur in plain text: they are not sanitized."""
+def _require_no_special_in_text(tokenizer: Any, folder: str) -> None:
+    """Raises ModelError for a tokenizer that makes a special token of plain text: special tokens are not sanitized."""
     for token_id in tokenizer.special_ids:
         token = tokenizer.convert_ids_to_tokens(token_id)
         for text in {str(token), tokenizer.decode([token_id]), " " + tokenizer.decode([token_id]).strip()}:
@@ -235,7 +234,7 @@ def _pre_tokenizer_fault(part: Part, from_provider: bool) -> str:
         return "" if part["behavior"] != "Removed" else "it leaves parts of a text out"
     if kind == "Split":
         [(pattern_kind, pattern)] = part["pattern"].items()
-        is_published = pattern_kind == "Regex" and pattern in PUBLISHED_SPLITS  # each of them takes every letter
+        is_published = pattern_kind == "Regex" and pattern in PUBLISHED_SPLITS  # each of them matches every character
         if part["behavior"] == "Removed" and not (is_published and part["invert"]):
             return "it leaves parts of a text out"
         if from_provider and not is_published and (pattern_kind, pattern) != ("String", " "):

@@ -43,12 +43,12 @@ def step_size(width: float, bound: float | None = None) -> float:
     return 2.0**exponent
 
 
-def gaussian(x: torch.Tensor, deviation: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
+def add_gaussian(x: torch.Tensor, deviation: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
     """Returns x of any shape plus Gaussian noise, fp64, on the grid. No coordinate of x may exceed `bound`."""
     return _release(x, deviation, stream, bound, rounded.gaussian)
 
 
-def laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
+def add_laplace(x: torch.Tensor, scale: float, stream: Stream, bound: float | None = None) -> torch.Tensor:
     """Returns x of any shape plus Laplacian noise, fp64, on the grid. No coordinate of x may exceed `bound`."""
     return _release(x, scale, stream, bound, rounded.laplace)
 
@@ -87,7 +87,7 @@ def _release(x: torch.Tensor, width: float, stream: Stream, bound: float | None,
     return steps.add_(noise).mul_(step).to(x.device)
 
 
-class _Substituted(torch.autograd.Function):
+class _StraightThrough(torch.autograd.Function):
     """Replaces x by the released numbers. The gradient of these goes to x, as with added noise."""
 
     @staticmethod
@@ -99,10 +99,10 @@ class _Substituted(torch.autograd.Function):
         return gradients[0], None
 
 
-def substitute(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
-    """Returns the released numbers in the dtype of x. Their gradient is passed on to x."""
-    substituted: torch.Tensor = _Substituted.apply(x, released.to(x.dtype))
-    return substituted
+def straight_through(x: torch.Tensor, released: torch.Tensor) -> torch.Tensor:
+    """Returns the released numbers in the dtype of x; their gradient goes to x (a straight-through estimator)."""
+    result: torch.Tensor = _StraightThrough.apply(x, released.to(x.dtype))
+    return result
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Stream:
     def laplace(self, count: int) -> NDArray[np.float64]:
         """Returns `count` draws of the Laplace distribution with scale 1 in fp64, by its inverse distribution function.
 
-        Only for numbers that are rounded to a grid afterwards, as in WeightSynth. Noise on data is `grid.laplace`.
+        Only for numbers that are rounded to a grid afterwards, as in WeightSynth. Noise on data is `grid.add_laplace`.
         """
         centred = self.uniform(count) - 0.5
         return -np.sign(centred) * np.log1p(-2 * np.abs(centred))

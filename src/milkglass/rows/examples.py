@@ -38,8 +38,8 @@ FOREIGN_FORMATS = {
 }
 MESSAGES_HINT = 'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}'
 MIN_ROWS_TO_JUDGE = 20  # rows from which on labels that mostly occur once are taken for ids
-MIN_HELD_OUT = 40  # rows that a comparison asks about at least, and as many that it trains with
-HELD_OUT_SHARE = 0.2  # of the rows that a comparison asks about; MIN_HELD_OUT at least (`rows_to_ask`)
+MIN_COMPARISON_ROWS = 40  # the fewest rows that a comparison holds out, and the fewest that it trains with
+COMPARISON_SHARE = 0.2  # the share of the rows that a comparison holds out (`comparison_row_count`)
 ID_COLUMN = "id"  # the column with the names of a table's rows
 # How messages call the rows of each kind
 ROW_NOUNS: dict[RowKind, str] = {"labelled": "texts with labels", "chat": "conversations", "text": "texts alone"}
@@ -207,11 +207,11 @@ def _columns_and_label_cells(file: DataFile, are_scores: bool) -> tuple[tuple[st
                     return  # all rows have the same columns
                 yield None if column is None else row.get(column)
 
-    label_cells = cells()
-    summary = LabelCells.of(label_cells)
+    remaining_cells = cells()
+    label_cells = LabelCells.of(remaining_cells)
     if file.suffix in JSON_SUFFIXES:
-        deque(label_cells, maxlen=0)  # each row may have columns of its own
-    return tuple(names), LabelCells(are_scores=True) if are_scores else summary
+        deque(remaining_cells, maxlen=0)  # each row may have columns of its own
+    return tuple(names), LabelCells(are_scores=True) if are_scores else label_cells
 
 
 def summarise(source: Source, are_scores: bool = False) -> Summary:
@@ -253,9 +253,9 @@ def sort_labels(labels: Collection[str]) -> list[str]:
     return sorted(labels, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name) if numeric else name)
 
 
-def rows_to_ask(row_count: int) -> int:
-    """Returns how many of so many different rows a comparison asks about, and does not train with."""
-    return max(MIN_HELD_OUT, round(HELD_OUT_SHARE * row_count))
+def comparison_row_count(row_count: int) -> int:
+    """Returns how many of `row_count` different rows a comparison holds out to ask about."""
+    return max(MIN_COMPARISON_ROWS, round(COMPARISON_SHARE * row_count))
 
 
 def require_classes(source: Source, summary: Summary) -> None:
@@ -309,7 +309,7 @@ def no_labels_error(source: Source, summary: Summary) -> CodecError:
 
 
 def checked_summary(source: Source, task: str | None) -> Summary:
-    """Reads the whole file, so that a broken line is reported before anything is written or sent.
+    """Returns the summary of a file for a task, after checking every row before anything is written or sent.
 
     Args:
         source: the file.

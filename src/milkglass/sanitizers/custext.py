@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import group_rows
@@ -122,7 +122,7 @@ class CusText(Sanitizer):
         k: the size of a list.
         metric: which words are near.
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
-        given_lists: earlier `lists` of the same table, k, metric and counts.
+        given_groups: earlier `lists` of the same table, k, metric and counts.
 
     Raises:
         UsageError: epsilon or k does not fit, or there is no such metric.
@@ -131,7 +131,7 @@ class CusText(Sanitizer):
     k: int = 20
     metric: Metric = "cosine"
     counts: NDArray[np.int64] | None = field(default=None, repr=False)
-    given_lists: WordGroups | None = field(default=None, repr=False)
+    given_groups: WordGroups | None = field(default=None, repr=False)
 
     paper: ClassVar[Paper] = papers.CUSTEXT.with_deviations(
         "Words that are in a list already are left out; the published code sets their vectors to zero, so that "
@@ -149,7 +149,7 @@ class CusText(Sanitizer):
 
     @property
     def guarantee(self) -> str | None:
-        return f"{upward(self.epsilon)}-DP between words of one list, for one word; lists are public"
+        return f"{format_epsilon(self.epsilon)}-DP between words of one list, for one word; lists are public"
 
     def prepare(self) -> None:
         self.cumulative  # noqa: B018
@@ -157,9 +157,9 @@ class CusText(Sanitizer):
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
         if self.counts is not None:  # the user's own: nothing of them is kept
             order = self.order(self.counts)
-            return replace(self, given_lists=WordGroups.of(self.vectors, order, self.k, self.metric, progress)), False
+            return replace(self, given_groups=WordGroups.of(self.vectors, order, self.k, self.metric, progress)), False
         lists, is_reused = WordGroups.from_cache(self.vectors, self.k, self.metric, progress, folder)
-        return replace(self, given_lists=lists), is_reused
+        return replace(self, given_groups=lists), is_reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)
@@ -169,8 +169,8 @@ class CusText(Sanitizer):
     @cached_property
     def lists(self) -> WordGroups:
         """Returns the lists: the given ones, or those that are made of the table."""
-        if self.given_lists is not None:
-            return self.given_lists
+        if self.given_groups is not None:
+            return self.given_groups
         return WordGroups.of(self.vectors, self.order(self.counts), self.k, self.metric)
 
     @cached_property

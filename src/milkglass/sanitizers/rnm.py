@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import nearest
@@ -92,13 +92,17 @@ class Rnm(Sanitizer):
             return None
         p = 1.0 if self.sparing is None else self.sparing.p
         if p == 0:
-            return f"{upward(self.epsilon)}-DP between sensitive words of one list, for one word; other words have none"
+            epsilon = format_epsilon(self.epsilon)
+            return f"{epsilon}-DP between sensitive words of one list, for one word; other words have none"
         bound = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
-        note = "" if p == 1 else f" (epsilon {upward(self.epsilon)}, but common words are kept with probability 1 - p)"
-        bound = math.ceil(bound * 1000 * (1 - 1e-12)) / 1000  # never below what holds
-        return (
-            f"{upward(bound)}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
+        note = (
+            ""
+            if p == 1
+            else f" (epsilon {format_epsilon(self.epsilon)}, but common words are kept with probability 1 - p)"
         )
+        bound = math.ceil(bound * 1000 * (1 - 1e-12)) / 1000  # never below what holds
+        epsilon = format_epsilon(bound)
+        return f"{epsilon}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
 
     @property
     def scale(self) -> float:

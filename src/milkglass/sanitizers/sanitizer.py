@@ -74,7 +74,7 @@ class Sanitizer(abc.ABC):
         """Computes what draws need, if that is not computed word by word."""
 
     def with_lists(self, progress: Progress, folder: Path | None = None) -> tuple[Self, bool]:
-        """Returns the mechanism with its lists of words, and whether they were cached.
+        """Returns the mechanism with each word's list of substitutes, and whether the lists came from the cache.
 
         Lists that follow from a table alone are cached (models/array_cache.py). Lists that private counts decide are
         not.

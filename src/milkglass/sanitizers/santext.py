@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass import papers
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.errors import UsageError
 from milkglass.nearest.select import k_largest
 from milkglass.noise.stream import Stream
@@ -202,7 +202,7 @@ class SanText(Sanitizer):
 
     @property
     def guarantee(self) -> str | None:
-        budget = f"{upward(self.epsilon)} times the distance of two words"
+        budget = f"{format_epsilon(self.epsilon)} times the distance of two words"
         return f"metric local DP: {budget}, for one word, down to probabilities of 2^-52"
 
     def draw(self, places: Ids, stream: Stream) -> Ids:

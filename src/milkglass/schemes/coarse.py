@@ -164,7 +164,7 @@ class Coarse(Scheme):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> MergedRows:  # fmt: skip
-        """Returns the rows of the new table, numbered by symbols. Raises UsageError without a map for the table."""
+        """Returns how the table's rows are merged into one for each symbol. Raises UsageError without a fitting map."""
         if len(self._map.symbol_of_token) != len(table):
             raise UsageError(f"the map is of {len(self._map.symbol_of_token)} tokens, the table has {len(table)}", HINT)
         progress(len(order))

@@ -122,7 +122,7 @@ class ObfusLM(Scheme):
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,
         slots: Slots, groups: list[Ids] | None = None,
     ) -> RowMap:  # fmt: skip
-        """Returns the mixture by WeightSynth of the tokens' clusters; with aliases, one mixture for each."""
+        """Returns the clusters' mixtures by WeightSynth, one for each alias; with shared rows the clusters' means."""
         clusters = self.groups(table, order, special, progress) if groups is None else groups
         if self.shares:
             return Mixture.means(len(table), clusters)

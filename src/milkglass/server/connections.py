@@ -1,8 +1,8 @@
-"""Connections below HTTP: accepts them up to the limits (`Limits` in settings.py), and closes those whose time is up.
+"""Accepts connections below HTTP, up to the limits (`Limits` in settings.py), and closes those whose time is up.
 
 A new connection takes the place of the oldest idle one, so that idle connections lock no one out. Deadlines are for a
-request's headers, for its body's progress, and for reading the answer; uvicorn's own protocol has one between two
-requests and none within one.
+request's headers, for its body's progress, and for reading the answer; uvicorn's own protocol has a deadline
+only between two requests.
 """
 
 from __future__ import annotations
@@ -387,7 +387,11 @@ class Acceptor:
         return len(self) < self._limits.total + reserved or self._close_oldest(None)
 
     def _close_oldest(self, address: str | None) -> bool:
-        """Closes the oldest idle connection of an address. None: of the address with the most connections."""
+        """Closes the oldest idle connection of an address, and returns whether there was one.
+
+        Args:
+            address: None: the address with the most connections of those that have an idle one.
+        """
         for candidate in [name for name, _ in self._count_by_address.most_common()] if address is None else [address]:
             if (oldest := self._oldest_idle(candidate)) is not None:
                 self._forget(oldest)
@@ -429,7 +433,9 @@ class Acceptor:
             )
         except ssl.SSLError as error:
             log.info("a TLS handshake failed (%s): the client refused the certificate, or speaks no TLS", error.reason)
-        except OSError as error:  # the other side left; one that has no lease for an attested key does so each time
+        except (
+            OSError
+        ) as error:  # the client left; one without a lease for this server's key (attest/channel.py) does so each time
             log.debug("a connection ended before its first request: %s", type(error).__name__)
         else:
             client.protocol = protocol

@@ -1,4 +1,4 @@
-"""The state that all routes share. `build_context` makes it once, and `close_context` closes it once."""
+"""Holds the state that all routes share. `build_context` makes it once, and `close_context` closes it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random identifiers of files, models, jobs and answers."""
+"""Makes the random identifiers of files, models, jobs and answers."""
 
 from __future__ import annotations
 

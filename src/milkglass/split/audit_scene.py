@@ -13,7 +13,7 @@ import numpy as np
 
 from milkglass.audit.defence_scene import scene_of
 from milkglass.audit.key_scene import AuditFiles
-from milkglass.audit.scene import ALIKE, OTHER, Scene, require_enough, require_texts
+from milkglass.audit.scene import ALIKE, OTHER, Scene, require_enough_texts, require_texts
 from milkglass.errors import CodecError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.tokens import PublicTokenizer
@@ -68,7 +68,7 @@ def _sendable_texts(reader: PublicTokenizer, texts: Sequence[str]) -> list[str]:
 
 def private_and_other_texts(texts: Sequence[str], files: AuditFiles) -> tuple[list[str], list[str]]:
     """Returns a random half of the texts, which is private, and the others. Raises UsageError if there are too few."""
-    require_enough(texts, files.text.name)
+    require_enough_texts(texts, files.text.name)
     order = np.random.default_rng(files.seed).permutation(len(texts)).tolist()
     middle = len(order) // 2
     return [texts[number] for number in order[:middle]], [texts[number] for number in sorted(order[middle:])]

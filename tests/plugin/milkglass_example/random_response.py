@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.noise.selection import BEST_WEIGHT
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
@@ -33,7 +33,7 @@ class RandomResponse(Sanitizer):
 
     @property
     def guarantee(self) -> str | None:
-        return f"{upward(self.epsilon)}-DP between any two words, for one word"
+        return f"{format_epsilon(self.epsilon)}-DP between any two words, for one word"
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         m, t = len(self.vectors), len(places)

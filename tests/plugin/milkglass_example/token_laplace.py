@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from milkglass import papers
-from milkglass.accounting import upward
+from milkglass.accounting import format_epsilon
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.noise import clipping, grid
 from milkglass.noise.root import NoiseStream
@@ -40,9 +40,12 @@ class TokenLaplace(HiddenStateDefence):
     def guarantee(self) -> str | None:
         return (
             "each text sent is e-DP for one text replaced by any other of the same length, with e = "
-            f"{upward(self.epsilon)} x tokens; sending more adds up; texts and labels in training are not protected"
+            f"{format_epsilon(self.epsilon)} x tokens; sending more adds up; texts and labels in training are not "
+            "protected"
         )
 
     def mechanism(self, hidden: torch.Tensor, draws: NoiseStream) -> torch.Tensor:
         bounded = clipping.rows_l1(hidden, self.clip)
-        return grid.substitute(hidden, grid.laplace(bounded, 2 * self.clip / self.epsilon, draws.stream, self.clip))
+        return grid.straight_through(
+            hidden, grid.add_laplace(bounded, 2 * self.clip / self.epsilon, draws.stream, self.clip)
+        )

@@ -1,7 +1,8 @@
 """Solves the linear algebra of the cluster solve: finds the few public rows that span a few scrambled rows.
 
-All functions take rows of norm 1. Shapes: b problems at a time, m scrambled rows and z candidate tokens in each; n
-tokens of the vocabulary; r rows and c tokens of one cluster; d dimensions.
+Rows and tokens have norm 1, but in `unit_rows`, `weight_thresholds` and `equal_rows`. Shapes: b problems at a time, m
+scrambled rows and z candidate tokens in each; n tokens of the vocabulary; r rows and c tokens of one cluster; d
+dimensions.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def misfits(rows: Tensor, tokens: Tensor) -> Tensor:
 
 
 def best_additions(tokens: Tensor, present: Tensor, target: Tensor, count: int) -> Tensor:
-    """Returns (count,) which of the tokens (n, d) most reduce the target's misfit, each added alone to `present`."""
+    """Returns (count,) which tokens (n, d) most reduce a target's misfit (d,), each added alone to `present` (c, d)."""
     basis = torch.linalg.qr(present.double().T)[0].float()
     residual = target - basis @ (basis.T @ target)
     norms_outside = (1 - (tokens @ basis).square().sum(1)).clamp_min(1e-3).sqrt()
@@ -92,9 +93,9 @@ def best_additions(tokens: Tensor, present: Tensor, target: Tensor, count: int) 
 
 def weight_thresholds(tokens: Tensor, rows: Tensor, noise: float) -> NDArray[np.float64]:
     """Returns (r, c) the threshold above which a weight of token c in row r is more than noise."""
-    basis = tokens.double()
-    spread = torch.diagonal(torch.linalg.pinv(basis @ basis.T, hermitian=True)).clamp_min(0).sqrt()
-    return (6 * noise / basis.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
+    vectors = tokens.double()
+    spread = torch.diagonal(torch.linalg.pinv(vectors @ vectors.T, hermitian=True)).clamp_min(0).sqrt()
+    return (6 * noise / vectors.shape[1] ** 0.5 * rows.double().norm(dim=1)[:, None] * spread).numpy()
 
 
 def log_softmax(scores: Tensor) -> Tensor:

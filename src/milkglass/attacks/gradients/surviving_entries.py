@@ -163,7 +163,10 @@ class _OrderSearch:
         return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
-        """Returns the distance of a text, at least 0; infinite if the time is over."""
+        """Returns the distance of a text from the gradient seen; infinite once no gradient may be computed (`is_over`).
+
+        The first text is always computed, so that there is a best one.
+        """
         if self.is_over and len(self.best_text):
             return float(np.inf)
         self.gradients_left -= 1

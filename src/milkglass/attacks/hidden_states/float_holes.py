@@ -2,7 +2,7 @@
 
 A state is sent as y = fl(x f + fl(s z)), with x the state of a token at its place and f the factor by which the text
 was clipped. For a wrong token or factor, about one coordinate in ten of y is a number that the noise cannot produce
-(`Holes`); for the right ones none is. With hundreds of coordinates one frame identifies a token, whatever the noise's
+(`Holes`); for the right ones none is. With hundreds of coordinates one state identifies a token, whatever the noise's
 width is, and with it epsilon:
 
     f        of all fp32 numbers between two bounds the one that the known first row of the text does not rule out
@@ -38,7 +38,7 @@ from milkglass.threat.observations import Activations, Transcript
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
 FACTORS_AT_A_TIME = 1 << 16  # factors tested at a time: their arrays fit a processor's cache
 MAX_SLIPS = 1  # coordinates that may rule the right factor out: a state's last bit depends on the library that made it
-MAX_COORDINATES_BEHIND = 3  # a token is dropped if so many more coordinates rule it out than rule out the best one
+MAX_COORDINATES_BEHIND = 3  # a token stays if at most so many more coordinates rule it out than the best one
 MAX_FACTORS, ROWS_TRIED = 9, 2  # factors that the first row does not separate, and rows on which they are compared
 PASSES_PER_TEST = 4  # passes over its numbers that one test takes, for the budget
 COORDINATES_TESTED = 12  # coordinates at which a factor is tested on average, for the budget

@@ -58,9 +58,9 @@ def replacement_counts(original: Sequences, rehearsed_texts: list[tuple[Sequence
         The pairs as s * n + x, sorted, and their counts.
     """
     pair_keys = [np.empty(0, np.int64)]
-    for sent_text, origin in rehearsed_texts:
-        was_sent = origin != NO_BELIEF
-        pair_keys.append(sent_text.ids[origin[was_sent]] * size + original.ids[was_sent])
+    for sent_text, sent_places in rehearsed_texts:
+        was_sent = sent_places != NO_BELIEF
+        pair_keys.append(sent_text.ids[sent_places[was_sent]] * size + original.ids[was_sent])
     pairs, counts = np.unique(np.concatenate(pair_keys), return_counts=True)
     return pairs, counts.astype(np.int64)
 

@@ -31,8 +31,8 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.observations import Tokens
 
-INVERSIONS = ("free-tokens", "float-holes-rows", "dager", "surviving-entries")
-SHADOW_ATTACKS = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
+DEFAULT_INVERSIONS = ("free-tokens", "float-holes-rows", "dager", "surviving-entries")
+DEFAULT_SHADOW_ATTACKS = ("shadow-sampling", "shadow-max", "shadow-median", "shadow-mean", "shadow-decoding")
 MORE_TEXT_ADVICE = "anyone with more public text like the site's reads more of shadows: give some with --public FILE"
 NO_TEXT_ADVICE = (
     "attackers had no public text, since every text of the site is attacked, so attacks on shadows did not run, or "
@@ -53,17 +53,17 @@ def audit_updates(
 
     Args:
         site: the site whose updates are attacked.
-        names: the attacks. None: INVERSIONS, and SHADOW_ATTACKS if GHOST was used.
+        names: the attacks. None: DEFAULT_INVERSIONS, and DEFAULT_SHADOW_ATTACKS if GHOST was used.
         budget: the time of all attacks on all updates.
         seed: decides every random draw.
-        begin_progress: receives the number of steps, and returns what receives each.
+        begin_progress: receives the number of all steps, and returns a function that receives how many were done.
 
     Raises:
         UsageError: a name is unknown.
         CorruptCheckpoint: an update is damaged.
     """
     uses_ghost = site.texts.uses_ghost
-    attacks = {name: GRADIENT_ATTACKS[name] for name in require_names(names, uses_ghost)}
+    attacks = {name: GRADIENT_ATTACKS[name] for name in chosen_attack_names(names, uses_ghost)}
     corpus, public_text = site.public_text()
     candidates = None
     if uses_ghost and any("candidates" in attack.assumes for attack in attacks.values()):
@@ -103,10 +103,10 @@ def audit_updates(
     return audit, [reading for by_round in results_of.values() for reading in by_round.readings()]
 
 
-def require_names(names: Sequence[str] | None, uses_ghost: bool) -> list[str]:
+def chosen_attack_names(names: Sequence[str] | None, uses_ghost: bool) -> list[str]:
     """Returns the names of the attacks. Raises UsageError for an unknown or repeated name, or for none."""
     if names is None:
-        return [*INVERSIONS, *(SHADOW_ATTACKS if uses_ghost else ())]
+        return [*DEFAULT_INVERSIONS, *(DEFAULT_SHADOW_ATTACKS if uses_ghost else ())]
     if unknown := [name for name in names if name not in GRADIENT_ATTACKS]:
         raise UsageError(f"there is no attack {unknown[0]!r} on gradients", f"known: {', '.join(GRADIENT_ATTACKS)}")
     if not names or len({*names}) < len(names):

@@ -158,7 +158,7 @@ def classes_text(summary: Summary) -> str:
 
 
 def label_warning(summary: Summary) -> str:
-    """Returns a warning of labels that may be misspelt: alike but for capitals, or in one row only. "" without any."""
+    """Returns a warning of labels with a decimal comma, that differ only in capitals, or that occur once; else ""."""
     fractions = [name for name in summary.labels if COMMA_NUMBER_PATTERN.fullmatch(name)]
     if fractions and all(name in fractions or name.isdigit() for name in summary.labels):
         return (

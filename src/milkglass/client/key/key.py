@@ -1,4 +1,4 @@
-"""The key: one root secret, the permutation that is derived from it, and information on its model.
+"""Holds a key: one root secret, the permutation that is derived from it, and information on its model.
 
 `vectors/` has known answers of permutations. A key in memory is not protected: Python cannot wipe it.
 """
@@ -79,7 +79,7 @@ class KeyInfo:
 
     @property
     def public_scheme(self) -> dict[str, Any]:
-        """Returns the scheme without what was counted in private text."""
+        """Returns the scheme without what was counted in, or found from, private rows."""
         public_fields = dict(self.scheme)
         if "bands" in public_fields:
             public_fields["bands"] = {"factor": public_fields["bands"]["factor"]}
@@ -108,7 +108,7 @@ class KeyInfo:
 
     @property
     def responses(self) -> Mapping[str, Any] | None:
-        """Returns the draws of responses that a key or codec shares with the key it was made from.
+        """Returns what decides the draws of randomised response, which a key or codec shares with the key it came from.
 
         `stream` has the 32 bytes in hex from which all draws of these keys follow, and `ids` the order of the draws.
         None: it has draws of its own.
@@ -339,7 +339,7 @@ class Key:
 
     @property
     def response_ids(self) -> NDArray[np.int64]:
-        """Returns (m,): for each symbol of several tokens, the id that gives its place in the order of draws.
+        """Returns (m,) for each symbol of several tokens the id under which randomised response draws for it.
 
         It is empty if no id is exchanged.
         """

@@ -1,4 +1,4 @@
-"""Checks before a model is scrambled, so that hours of work do not end in a folder that cannot be written."""
+"""Checks a model and the disk before scrambling, so that hours of work do not end in an unwritable folder."""
 
 from __future__ import annotations
 

@@ -130,14 +130,14 @@ class CountedTexts:
         own_counts: (n,) occurrences in the client's rows.
         public_counts: (n,) occurrences in public text, if any is given.
         special: the ids of special tokens.
-        questions: the digest of what each row asks (`question_digest`), by which rows are held out together.
+        question_digests: the `question_digest` of each row, by which rows are held out together.
     """
 
     task: TaskTexts | None
     own_counts: NDArray[np.int64]
     public_counts: NDArray[np.int64] | None
     special: NDArray[np.int64]
-    questions: Sequence[bytes] = ()
+    question_digests: Sequence[bytes] = ()
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -170,11 +170,11 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, is_regres
     task = None if summary.kind != "labelled" else _labelled_texts(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, token_count)
     own_counts = _count_ordinary(texts.counts(token_count), special, data)
-    questions = [question_digest(example) for example in examples]
+    question_digests = [question_digest(example) for example in examples]
     if public is None:
-        return CountedTexts(task, own_counts, None, special, questions)
+        return CountedTexts(task, own_counts, None, special, question_digests)
     counts = encode_examples(codec, examples_of(public)).original.counts(token_count)
-    return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special, questions)
+    return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special, question_digests)
 
 
 def _count_ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:
@@ -192,7 +192,7 @@ def count_corpus(
 
     Args:
         texts: the texts, or the first one of each pair.
-        labels: numbers of classes, or scores (floats).
+        labels: (texts,) class indices from 0, or scores (floats).
         pairs: the second text of each pair. None: texts are not pairs.
     """
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
@@ -248,7 +248,7 @@ def _without_held_out(texts: CountedTexts, root: bytes, digest: str) -> TaskText
     """Returns the rows without those that `finetune` would hold out."""
     if texts.task is None:
         return None
-    rows = np.flatnonzero(~held_out_mask(root, digest, texts.questions))
+    rows = np.flatnonzero(~held_out_mask(root, digest, texts.question_digests))
     return replace(texts.task, texts=texts.task.texts.select(rows), labels=texts.task.labels[rows])
 
 

@@ -312,7 +312,7 @@ class Remote(AbstractContextManager["Remote"]):
         return responses.read_job(self.connection.json("POST", route, may_repeat=True))
 
     def resume(self, job: str) -> dict[str, Any]:
-        """Queues a job again that a full disk ended.
+        """Queues a failed job again that has a checkpoint to go on from, such as one that a full disk ended.
 
         Raises:
             RemoteError: with status 409 if the job cannot go on, 507 if the disk is still full.

@@ -1,4 +1,4 @@
-"""Runs calls of asyncio in threads, each over a connection of its own, which cancelling the call cuts."""
+"""Runs asyncio calls in threads, each over a connection of its own. Cancelling a call cuts its connection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Threads:
             connection.close()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Returns what `work` returns, which runs in a thread over a connection of its own."""
+        """Runs `work` in a thread over a connection of its own, and returns its result."""
         async with self._borrow_connection() as connection:
             return await self._run_in_thread(connection, work)
 

@@ -21,9 +21,9 @@ def render(result: ComparisonResult) -> str:
     own = "".join(way.reading.example.original for way in result.finished_ways if way.reading and way.reading.example)
     templates = environment(own)
     templates.filters["quality"] = lambda value: words.with_interval(value, result.measure)
-    templates.filters["share"] = lambda way, share: words.read_share(way, share, has_interval=True)
+    templates.filters["share"] = lambda way, share: words.share_text(way, share, shows_interval=True)
     templates.filters["gap"] = lambda value: gap_text(value, result.measure)
-    templates.filters["read"] = lambda way: words.read_by_attacks(way, has_interval=True)
+    templates.filters["read"] = lambda way: words.content_share_text(way, shows_interval=True)
     templates.filters["rouge"] = words.rouge
     templates.filters["guessing"] = words.guessing
     templates.filters["guessing_of"] = words.guessing_of_class

@@ -1,4 +1,4 @@
-"""A comparison as a table for the terminal."""
+"""Writes a comparison as a table and as lines of text for the terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_interval(value: Interval | None, measure: str) -> str:
     return f"{value.value:.2f} ({value.low:.2f}-{value.high:.2f})"
 
 
-def read_by_attacks(way: WayResult, has_interval: bool = False) -> str:
+def content_share_text(way: WayResult, shows_interval: bool = False) -> str:
     """Returns what is read of a way: names and other content words, with a mark where more time may read more."""
     if way.is_local:
         return "0 %"
@@ -47,17 +47,17 @@ def read_by_attacks(way: WayResult, has_interval: bool = False) -> str:
         return "-"
     if way.reading.content is None:
         return way.reading.more[0] if way.reading.more else "not finished" if way.reading.cut else "-"
-    return read_share(way, way.reading.content, has_interval)
+    return share_text(way, way.reading.content, shows_interval)
 
 
-def read_share(way: WayResult, share: Interval | None, has_interval: bool = False) -> str:
+def share_text(way: WayResult, share: Interval | None, shows_interval: bool = False) -> str:
     """Returns one share that is read of a way, with a mark where more time may read more."""
     if way.is_local:
         return "0 %"
     if share is None:
         return "-"
     is_cut = way.reading is not None and way.reading.cut
-    return percent_with_interval(share, is_cut) if has_interval else percent(share.value, is_cut)
+    return percent_with_interval(share, is_cut) if shows_interval else percent(share.value, is_cut)
 
 
 def line(way: WayResult, measure: str) -> str:
@@ -65,7 +65,9 @@ def line(way: WayResult, measure: str) -> str:
     if way.state != "done":
         return f"{way.title}: {way.state}: {way.reason}"
     has_share = way.reading is None or way.reading.content is not None
-    more = read_by_attacks(way) + (" of names and content words read" if has_share else "") + _read_more_of(way)
+    more = (
+        content_share_text(way) + (" of names and content words read" if has_share else "") + _larger_shares_text(way)
+    )
     if way.is_local:
         more = "nothing is sent"
     elif way.group == "confidential hardware":
@@ -74,14 +76,14 @@ def line(way: WayResult, measure: str) -> str:
     return f"{way.title}: {kind}{with_interval(way.quality, measure)}, {more}"
 
 
-def _read_more_of(way: WayResult) -> str:
+def _larger_shares_text(way: WayResult) -> str:
     """Returns the shares of names and of numbers that are read, if they are much above that of all content words."""
     if way.reading is None or way.reading.content is None:
         return ""
     classes = (("names", way.reading.names), ("numbers", way.reading.numbers))
     least = way.reading.content.value + MUCH_MORE
     return "".join(
-        f", {read_share(way, share)} of {noun}" for noun, share in classes if share is not None and share.value > least
+        f", {share_text(way, share)} of {noun}" for noun, share in classes if share is not None and share.value > least
     )
 
 
@@ -146,9 +148,9 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
         reading = way.reading
         rows.append((
             way.title, with_interval(way.quality, result.measure), *([rouge(way)] if written else []),
-            read_by_attacks(way),
-            read_share(way, reading.names if reading else None),
-            read_share(way, reading.numbers if reading else None),
+            content_share_text(way),
+            share_text(way, reading.names if reading else None),
+            share_text(way, reading.numbers if reading else None),
             guessing(way),
             f"{way.seconds:.1f}", f"{way.bytes:,.0f}" if way.bytes else "-", way.trust,
         ))  # fmt: skip

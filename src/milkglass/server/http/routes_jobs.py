@@ -1,4 +1,4 @@
-"""/v1/fine_tuning/jobs, in OpenAI's format."""
+"""Serves /v1/fine_tuning/jobs, in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Continuous batching: a thread that owns one model, sequences, their scheduler, and the thread that moves each on.
+"""Generates with continuous batching: one thread owns one model, and advances all its sequences by a token at a time.
 
-The threads are independent of the web. Requests join between two tokens, and leave when they are done, independently of
-others.
+Nothing here knows of HTTP. Requests join between two tokens, and leave when they are done, independently of others.
 """
 
 from __future__ import annotations
@@ -68,9 +67,11 @@ class Engine(abc.ABC, Generic[W]):
         self._thread.start()
 
     def submit(self, work: list[W]) -> None:
-        """Hands in work, all of it or none. Raises Busy if too many rows are waiting."""
+        """Hands in work, all of it or none. Raises Busy if too many rows are waiting, or the engine is closed."""
         with self._changed:
-            if self._is_closed or len(self._waiting) + len(work) > self._max_waiting:
+            if self._is_closed:
+                raise Busy("this model is being unloaded", "try again in a moment")
+            if len(self._waiting) + len(work) > self._max_waiting:
                 raise Busy(f"more than {self._max_waiting} rows are waiting for this model", "try again in a moment")
             self._waiting.extend(work)
             self._changed.notify()
@@ -134,7 +135,7 @@ def not_finite_error() -> ModelFailed:
 
 
 def likeliest_ids(logits: torch.Tensor) -> list[int | None]:
-    """Returns the likeliest id of each row of logits (rows, n); None for a row that is not finite.
+    """Returns the likeliest id of each row of logits (rows, n); None for a row with a NaN or without a finite number.
 
     All rows are computed in one call: on a GPU each result that is read waits for the device.
     """
@@ -221,7 +222,7 @@ OnLeave: TypeAlias = Callable[[Sequence, RunningRows, int], None]
 class Scheduler:
     """Keeps the running sequences in the order of the runner's rows.
 
-    It knows no runner's memory and draws no id itself.
+    How rows are kept is the runner's concern, and how ids are drawn each sequence's.
 
     Attributes:
         running: the running sequences.
@@ -325,7 +326,7 @@ class Generator(Engine[Sequence]):
     def __init__(self, runner: ModelRunner, max_batch: int, max_waiting: int) -> None:
         super().__init__("generator", max_waiting)
         self._runner = runner
-        # Not a method: a circle of references would keep the weights when the model is put out
+        # Not a bound method: a reference cycle would keep the weights in memory after the model is unloaded
         on_leave = partial(_cache_row, runner) if isinstance(runner, CachingRunner) else None
         self._scheduler = Scheduler(max_batch, on_leave)
         self._reading: list[Sequence] = []

@@ -1,4 +1,6 @@
-"""Checks before a fine-tune starts that rows fit the model, disk and memory suffice; suggests smaller settings if not.
+"""Checks, before a fine-tune starts, that its rows fit the model and that disk and memory suffice.
+
+If disk or memory is too small, the error suggests settings that fit.
 
 Rows are checked by the facts of the uploaded file (server/storage/training_rows.py). T numbers are trained of the N
 that the model has in training, adapters included, each in fp32:
@@ -29,10 +31,10 @@ from milkglass.models.safetensors_header import TensorRef
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 
-NUMBER_BYTES, MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
+FP32_BYTES, ADAM_MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
-MAX_KEPT_EXCESS = 1.5  # activations of a row with more times the tokens of a part are not kept, but computed again
+MAX_KEPT_EXCESS = 1.5  # a part with more than this many times its token limit computes its activations again
 LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -208,12 +210,12 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
         trained_weights += (
             (model.table_weights + (head_weights if is_causal else 0)) if hyperparameters.train_tables else 0
         )
-    checkpoint_bytes = (NUMBER_BYTES + MOMENTS_BYTES) * trained_weights + OTHER_FILES_BYTES
+    checkpoint_bytes = (FP32_BYTES + ADAM_MOMENTS_BYTES) * trained_weights + OTHER_FILES_BYTES
     row_tokens = min(mean_length, hyperparameters.max_length)
     tokens = row_tokens * hyperparameters.batch_size
     if limit := tokens_at_once(model, hyperparameters):
         tokens = min(tokens, max(limit, row_tokens), MAX_KEPT_EXCESS * limit)
-    weights_bytes = NUMBER_BYTES * (total_weights + adapter_weights) + (NUMBER_BYTES + MOMENTS_BYTES) * trained_weights
+    weights_bytes = FP32_BYTES * (total_weights + adapter_weights) + (FP32_BYTES + ADAM_MOMENTS_BYTES) * trained_weights
     return Needs(
         checkpoint_bytes,
         model.stored_bytes + OTHER_FILES_BYTES,
@@ -230,7 +232,7 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
     """
     if device.on_gpu():
         return None
-    allowed_bytes = max(MIN_ACTIVATION_BYTES, NUMBER_BYTES * model.total_weights // 4)
+    allowed_bytes = max(MIN_ACTIVATION_BYTES, FP32_BYTES * model.total_weights // 4)
     return max(1, int(allowed_bytes / _activation_bytes(model, hyperparameters)))
 
 
@@ -239,9 +241,9 @@ def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> fl
 
     These are the inputs of each matrix, and for a language model its logits and their gradient.
     """
-    number_bytes = 2 if hyperparameters.dtype == "bfloat16" else NUMBER_BYTES
+    number_bytes = 2 if hyperparameters.dtype == "bfloat16" else FP32_BYTES
     inputs = sum(min(sizes) for layer in model.layers for sizes in layer.matrices)
-    logits = 2 * NUMBER_BYTES * model.vocab_size if model.is_decoder and hyperparameters.task == "causal-lm" else 0
+    logits = 2 * FP32_BYTES * model.vocab_size if model.is_decoder and hyperparameters.task == "causal-lm" else 0
     return number_bytes * inputs + logits
 
 

@@ -1,4 +1,4 @@
-"""Holds a soft assignment inside disjoint groups of ids, as flat arrays, and predicts neighbours inside groups.
+"""Lays out the cells of groups of ids as flat arrays, and predicts from embeddings which neighbours a token has.
 
 A *cell* is the probability that row a (a scrambled id) stands for member b (a public id) of its group. The cells of one
 row are adjacent, and so are those of one group.
@@ -223,13 +223,16 @@ class Profiles:
         occurring = np.flatnonzero(total)
         if not len(occurring):
             return np.ones(counts.shape, np.float32)
-        weight = np.minimum(total[occurring], MAX_WEIGHT_COUNT)[:, None]
+        sample_weights = np.minimum(total[occurring], MAX_WEIGHT_COUNT)[:, None]
         roots = np.sqrt(counts[occurring] / total[occurring][:, None])
-        x_mean, y_mean = (weight * unit[occurring]).sum(0) / weight.sum(), (weight * roots).sum(0) / weight.sum()
+        x_mean, y_mean = (
+            (sample_weights * unit[occurring]).sum(0) / sample_weights.sum(),
+            (sample_weights * roots).sum(0) / sample_weights.sum(),
+        )
         x = unit[occurring] - x_mean
-        square = x.T @ (x * weight)
+        square = x.T @ (x * sample_weights)
         square[np.diag_indices(len(square))] += self.ridge * max(np.trace(square) / len(square), 1e-12)
-        slopes = np.linalg.solve(square, x.T @ ((roots - y_mean) * weight))
+        slopes = np.linalg.solve(square, x.T @ ((roots - y_mean) * sample_weights))
         predicted = np.maximum((unit - x_mean) @ slopes + y_mean, 0) ** 2
         predicted = np.maximum(predicted, MIN_RELATIVE_SHARE * common)
         return ((counts + self.weight * predicted) / (total[:, None] + self.weight) / common).astype(np.float32)
