@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,14 +68,15 @@ def compare(rows: Path, out: Path, model: str, ways: str, kill_after: float | No
         try:
             process.wait(kill_after)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-    _, status, usage = os.wait4(process.pid, 0) if process.returncode is None else (0, process.returncode, None)
-    killed = os.WIFSIGNALED(status)
-    if kill_after is not None and not killed:
-        raise MilkglassError(f"the comparison ended before {kill_after:g} s, when it was to be killed", "give --kills")
-    if kill_after is None and status:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            raise MilkglassError(
+                f"the comparison ended before {kill_after:g} s, when it was to be killed", "see --kills"
+            )
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if kill_after is None and process.returncode:
         raise MilkglassError("the comparison failed", f"see {log.name}")
-    assert usage is not None
     return Cost(time.monotonic() - started, usage.ru_utime + usage.ru_stime)
 
 
