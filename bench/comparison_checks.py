@@ -1,16 +1,17 @@
 """Checks that a comparison is the same beside other work and after kills, and that its kept model is a plain one.
 
-    python -m bench.comparison_checks rows.csv            writes recipes/results/comparison_checks.json
+    python -m bench.comparison_checks rows.jsonl          writes recipes/results/comparison_checks.json
 
-The comparison (`milkglass compare --quick`, some ways) runs
+The rows are single texts with classes. The comparison (`milkglass compare --quick`, some ways) runs
 
     alone       with nothing else that this program starts
-    busy        beside two processes that do nothing but count
+    busy        beside two processes that do nothing but loop
     killed      killed (SIGKILL) after some seconds, again and again, then run to its end
-    more        alone's folder with one more way, which is to cost only itself
+    more        in alone's folder with one more way: the others are taken over, and stay as they were
 
 All that the results hold but costs, folders and commands is compared: the verdict, every figure, every sentence. Then
-the model that `alone` kept answers the rows by `milkglass classify --local` and by a transformers pipeline.
+the model that `alone` kept answers the rows by the program's own code and by a transformers pipeline. The exit code is
+1 if anything differs.
 """
 
 from __future__ import annotations
@@ -34,50 +35,65 @@ from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import current_code
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import read_texts
+from milkglass.rows.examples import read_examples
+from milkglass.system import exit_on_sigterm
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "comparison_checks.json"
 WAYS = "commonest,linear,encoder,masked,obfuslm,coarse-16,plain"
-COSTS = {"seconds", "setup", "origin", "taken_over", "kept", "kept_folders", "command", "notes", "larger_command"}
+# What may differ between two comparisons of the same rows: costs, folders, commands, and what was taken over
+COSTS = {"seconds", "setup", "origin", "taken_over", "kept", "kept_folders", "command", "larger_command"}
+TAKEN_OVER_NOTE = "Taken over from "
 BUSY_LOOP = "while True: pass"
 ASKED_TEXTS = 200  # texts that the kept model is asked about
+MAX_APART = 1e-5  # the most by which the probabilities of two programs may differ
 
 
 class Cost(NamedTuple):
-    """Holds what one command took, its child processes included, in seconds."""
+    """Holds what commands took, their child processes included, in seconds."""
 
     clock: float
     processor: float
 
+    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
+        return Cost(self.clock + other.clock, self.processor + other.processor)
 
-def compare(rows: Path, out: Path, model: str, ways: str, kill_after: float | None = None) -> Cost:
-    """Runs `milkglass compare --quick` into the folder `out`.
+
+def compare(rows: Path, out: Path, model: str, ways: str, kill_after: float | None = None) -> tuple[Cost, bool]:
+    """Runs `milkglass compare --quick` into the folder `out`, with its output in a file beside it.
 
     Args:
-        kill_after: the seconds after which the process group is killed. None: it runs to its end.
+        kill_after: the seconds after which the process and its children are killed. None: it runs to its end.
+
+    Returns:
+        What it took, and whether it was killed.
 
     Raises:
-        MilkglassError: the command failed, or ended before it was to be killed.
+        MilkglassError: the command failed.
     """
     words = ["compare", model, str(rows), "--quick", "--ways", ways, "--out", str(out)]
-    started = time.monotonic()
-    with (out.parent / f"{out.name}.log").open("ab") as log:
+    started, output = time.monotonic(), out.parent / f"{out.name}.log"
+    with output.open("ab") as log:
         command = [sys.executable, "-m", "milkglass.cli.main", *words]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    if kill_after is not None:
-        try:
-            process.wait(kill_after)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            raise MilkglassError(
-                f"the comparison ended before {kill_after:g} s, when it was to be killed", "see --kills"
-            )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if kill_after is None and process.returncode:
-        raise MilkglassError("the comparison failed", f"see {log.name}")
-    return Cost(time.monotonic() - started, usage.ru_utime + usage.ru_stime)
+    deadline, usage = None if kill_after is None else started + kill_after, None
+    try:
+        while usage is None:
+            pid, status, resources = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode, usage = os.waitstatus_to_exitcode(status), resources
+            elif deadline is not None and time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                deadline = None
+            else:
+                time.sleep(0.05)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode not in (0, -signal.SIGKILL):
+        last_lines = "\n".join(output.read_text("utf-8", "replace").splitlines()[-5:])
+        raise MilkglassError(f"the comparison failed; its output ends with\n{last_lines}", "")
+    return Cost(time.monotonic() - started, usage.ru_utime + usage.ru_stime), process.returncode != 0
 
 
 @contextmanager
@@ -93,25 +109,29 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def facts_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields each number, word and truth value of a compare.json that is no cost, with where it stands."""
+    """Yields each number, sentence and truth value of a compare.json that is no cost, with where it stands."""
     if isinstance(value, dict):
         for name, entry in value.items():
             if name not in COSTS:
                 yield from facts_of(entry, f"{path}.{name}")
     elif isinstance(value, list):
-        for index, entry in enumerate(value):
+        entries = [entry for entry in value if not (isinstance(entry, str) and entry.startswith(TAKEN_OVER_NOTE))]
+        for index, entry in enumerate(entries):
             yield from facts_of(entry, f"{path}[{index}]")
     else:
         yield path, value
 
 
-def differences(first: Path, second: Path) -> tuple[int, list[str]]:
-    """Returns how many facts the comparisons in two folders have, and where they differ."""
-    one, other = (
-        dict(facts_of(json.loads((folder / "compare.json").read_text("utf-8")))) for folder in (first, second)
-    )
-    places = sorted({*one, *other})
-    return len(places), [place for place in places if one.get(place, ...) != other.get(place, ...)]
+def differences(one: Any, other: Any) -> tuple[int, list[str]]:
+    """Returns how many facts two documents have together, and where they differ."""
+    facts, other_facts = dict(facts_of(one)), dict(facts_of(other))
+    places = sorted({*facts, *other_facts})
+    return len(places), [place for place in places if facts.get(place, ...) != other_facts.get(place, ...)]
+
+
+def read(folder: Path) -> Any:
+    """Returns the compare.json of a folder."""
+    return json.loads((folder / "compare.json").read_text("utf-8"))
 
 
 def kept_answers(folder: Path, texts: Sequence[str]) -> tuple[int, float]:
@@ -121,18 +141,51 @@ def kept_answers(folder: Path, texts: Sequence[str]) -> tuple[int, float]:
         MilkglassError: the kept model is no encoder.
     """
     if not (folder / "config.json").is_file():
-        raise MilkglassError(f"{folder} keeps a linear model, which no pipeline opens", "give more rows")
+        raise MilkglassError("a linear model is kept, which no pipeline opens", "give more rows")
     from transformers import pipeline
 
-    ours = kept_model.answers(folder, texts, None)
+    ours = kept_model.answers(folder, texts)
     theirs = pipeline("text-classification", str(folder))(list(texts), truncation=True)
     same = sum(one.label == other["label"] for one, other in zip(ours, theirs, strict=True))
     pairs = zip(ours, theirs, strict=True)
-    apart = max(abs(one.probabilities[other["label"]] - other["score"]) for one, other in pairs)
-    return same, apart
+    return same, max(abs(one.probabilities[other["label"]] - other["score"]) for one, other in pairs)
 
 
-def main(words: Sequence[str]) -> None:
+class Checks:
+    """Keeps the figures, and writes them after each one, so that no later failure loses them.
+
+    Attributes:
+        is_equal: whether nothing has differed so far.
+    """
+
+    def __init__(self, out: Path, settings: dict[str, Any]) -> None:
+        self._out, self._figures = out, list[ResultRecord]()
+        self._head = {"recipe": "comparison_checks", **settings, "made": current_code()}
+        self.is_equal = True
+
+    def add(self, variant: str, measure: str, value: float) -> None:
+        """Adds a figure of a run, and prints it."""
+        self._figures.append(ResultRecord(measure=measure, value=float(f"{value:.3g}"), variant=variant))
+        print(f"{variant}, {measure}: {value:.6g}", flush=True)
+        document = {**self._head, "figures": [record.to_json() for record in self._figures]}
+        files.write(self._out, json.dumps(document, indent=1) + "\n")
+
+    def add_cost(self, variant: str, cost: Cost) -> None:
+        """Adds what a run took."""
+        self.add(variant, "seconds by the clock", cost.clock)
+        self.add(variant, "seconds of the processor", cost.processor)
+
+    def add_differences(self, variant: str, one: Any, other: Any) -> None:
+        """Adds how many facts two documents have, and how many differ, whose places it prints."""
+        count, places = differences(one, other)
+        self.is_equal = self.is_equal and not places
+        self.add(variant, "facts", count)
+        self.add(variant, "facts that differ", len(places))
+        for place in places:
+            print(f"  {place}", flush=True)
+
+
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path)
     parser.add_argument("--model", default="demo:minilm")
@@ -142,53 +195,43 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--folder", type=Path, help="where the comparisons are; a temporary folder if it is missing")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args(words)
-    made, figures = current_code(), list[ResultRecord]()
-
-    def add(variant: str, measure: str, value: float) -> None:
-        figures.append(
-            ResultRecord(measure=measure, value=round(value, 9 if measure == "apart" else 1), variant=variant)
-        )
-        print(f"{variant}, {measure}: {value:g}", flush=True)
-
-    with tempfile.TemporaryDirectory() as temporary:
+    examples = list(read_examples(DataFile(given.rows)))
+    if any(example.label is None or example.pair is not None for example in examples):
+        parser.error("the rows must be single texts with classes")
+    if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
+        parser.error(f"{given.folder} is not empty: what it holds would be taken over, not run")
+    settings = {"model": given.model, "ways": given.ways, "one_more": given.one_more, "rows": len(examples)}
+    checks = Checks(given.out, settings)
+    with exit_on_sigterm(), tempfile.TemporaryDirectory() as temporary:
         home = files.make_private_dir((given.folder or Path(temporary)).absolute())
         alone, busy, killed = (home / name for name in ("alone", "busy", "killed"))
-
-        def compared(out: Path, kill_after: float | None = None, ways: str = given.ways) -> Cost:
-            return compare(given.rows, out, given.model, ways, kill_after)
-
-        def add_cost(variant: str, cost: Cost) -> None:
-            add(variant, "seconds by the clock", cost.clock)
-            add(variant, "seconds of the processor", cost.processor)
-
-        def add_differences(variant: str, out: Path) -> None:
-            count, places = differences(alone, out)
-            add(variant, "facts", count)
-            add(variant, "facts that differ from alone", len(places))
-            for place in places:
-                print(f"  {place}", flush=True)
-
-        add_cost("alone", compared(alone))
+        checks.add_cost("alone", compare(given.rows, alone, given.model, given.ways)[0])
+        result = read(alone)
         with busy_loops(2):
-            add_cost("busy", compared(busy))
-        add_differences("busy", busy)
-        kills = [float(seconds) for seconds in given.kills.split(",")]
-        for seconds in kills:
-            compared(killed, seconds)
-        add_cost("killed", compared(killed))
-        add("killed", "kills", len(kills))
-        add_differences("killed", killed)
-        add_cost("more", compared(alone, ways=f"{given.ways},{given.one_more}"))
-        texts = [row.text for row in read_texts(DataFile(given.rows))][:ASKED_TEXTS]
+            checks.add_cost("busy", compare(given.rows, busy, given.model, given.ways)[0])
+        checks.add_differences("busy", result, read(busy))
+        cost, kill_count = Cost(0.0, 0.0), 0
+        for seconds in [float(number) for number in given.kills.split(",")]:
+            part, was_killed = compare(given.rows, killed, given.model, given.ways, seconds)
+            cost, kill_count = cost + part, kill_count + was_killed
+        cost += compare(given.rows, killed, given.model, given.ways)[0]
+        checks.add_cost("killed", cost)
+        checks.add("killed", "kills", kill_count)
+        checks.add_differences("killed", result, read(killed))
+        checks.add_cost("more", compare(given.rows, alone, given.model, f"{given.ways},{given.one_more}")[0])
+        names, more = [way["name"] for way in result["ways"]], read(alone)
+        checks.add("more", "ways taken over", len({*names} & {*more["taken_over"]}))
+        checks.add("more", "ways", len(more["ways"]))
+        # Only the differences from the best local model count all ways
+        shared_ways = [way for way in more["ways"] if way["name"] in names]
+        checks.add_differences("more", result["ways"], shared_ways)
+        texts = [example.text for example in examples][:ASKED_TEXTS]
         same, apart = kept_answers(alone / "kept", texts)
-        add("kept", "texts", len(texts))
-        add("kept", "texts with the same class", same)
-        add("kept", "apart", apart)
-    settings = {"model": given.model, "ways": given.ways, "one_more": given.one_more}
-    document: dict[str, Any] = {"recipe": "comparison_checks", **settings, "made": made}
-    document["figures"] = [record.to_json() for record in figures]
-    files.write(given.out, json.dumps(document, indent=1) + "\n")
+        checks.add("kept", "texts", len(texts))
+        checks.add("kept", "texts with the same class", same)
+        checks.add("kept", "largest difference of probabilities", apart)
+    return 0 if checks.is_equal and same == len(texts) and apart <= MAX_APART else 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,36 @@ from bench import comparison_checks
 from milkglass.errors import MilkglassError
 
 
-def written(folder: Path, **changes: Any) -> Path:
-    way = {"name": "masked", "quality": {"value": 0.7, "low": 0.6}, "seconds": 1.5, "setup": 2.0, "bytes": 90}
-    folder.mkdir()
-    document = {"verdict": ["Keep it here."], "seconds": 3.0, "kept": str(folder), "ways": [way | changes]}
-    (folder / "compare.json").write_text(json.dumps(document))
-    return folder
+def document(**changes: Any) -> dict[str, Any]:
+    way = {"name": "masked", "quality": {"value": 0.7, "low": 0.6}, "seconds": 1.5, "setup": 2.0, "notes": ["it fell"]}
+    notes = ["a note", *changes.pop("top", [])]
+    return {"verdict": ["Keep it here."], "seconds": 3.0, "notes": notes, "kept": "a", "ways": [way | changes]}
 
 
-def test_costs_and_folders_may_differ_and_nothing_else(tmp_path: Path) -> None:
-    alone = written(tmp_path / "alone")
-    assert comparison_checks.differences(alone, written(tmp_path / "busy", seconds=9.0, setup=0.1)) == (5, [])
-    other = written(tmp_path / "other", bytes=91, quality={"value": 0.7})
-    assert comparison_checks.differences(alone, other) == (5, [".ways[0].bytes", ".ways[0].quality.low"])
+def test_costs_and_folders_may_differ_and_nothing_else() -> None:
+    same = document(seconds=9.0, setup=0.1, top=["Taken over from earlier calls: masked"]) | {"kept": "b"}
+    assert comparison_checks.differences(document(), same) == (6, [])
+    other = document(notes=["it rose"], quality={"value": 0.7})
+    assert comparison_checks.differences(document(), other) == (6, [".ways[0].notes[0]", ".ways[0].quality.low"])
 
 
-def test_a_comparison_that_fails_or_ends_before_its_kill_is_an_error(tmp_path: Path) -> None:
-    missing = tmp_path / "none.csv"
-    with pytest.raises(MilkglassError, match="failed"):
-        comparison_checks.compare(missing, tmp_path / "out", "demo:minilm", "linear")
-    with pytest.raises(MilkglassError, match="ended before"):
-        comparison_checks.compare(missing, tmp_path / "out", "demo:minilm", "linear", kill_after=100)
-    assert comparison_checks.compare(missing, tmp_path / "out", "demo:minilm", "linear", kill_after=0.01).clock < 60
+def test_a_comparison_that_fails_is_an_error_and_one_that_is_killed_is_not(tmp_path: Path) -> None:
+    missing, out = tmp_path / "none.csv", tmp_path / "out"
+    for kill_after in (None, 100):
+        with pytest.raises(MilkglassError, match=r"failed(.|\n)*no file"):
+            comparison_checks.compare(missing, out, "demo:minilm", "linear", kill_after)
+    cost, was_killed = comparison_checks.compare(missing, out, "demo:minilm", "linear", kill_after=0.01)
+    assert was_killed and cost.clock < 60
+
+
+def test_a_folder_with_results_and_rows_of_another_kind_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, pairs = tmp_path / "rows.jsonl", tmp_path / "pairs.jsonl"
+    rows.write_text('{"text": "a", "label": "x"}\n{"text": "b", "label": "y"}\n')
+    pairs.write_text('{"text": "a", "text_pair": "c", "label": "x"}\n{"text": "b", "text_pair": "d", "label": "y"}\n')
+    for words, fault in (([rows, "--folder", tmp_path], "is not empty"), ([pairs], "single texts")):
+        with pytest.raises(SystemExit):
+            comparison_checks.main([*map(str, words), "--out", str(tmp_path / "result.json")])
+        assert fault in capsys.readouterr().err
+    assert not (tmp_path / "result.json").exists()

@@ -11,6 +11,7 @@ import pytest
 from milkglass.cli.ui import terminal
 from milkglass.cli.ui.terminal import bars, note, note_resumption, report_activity
 from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft
+from milkglass.system import exit_on_sigterm
 
 
 def test_the_latest_speed_counts() -> None:
@@ -75,7 +76,7 @@ def test_a_command_that_is_stopped_says_where_its_work_is(
     before = signal.getsignal(signal.SIGTERM)
     own = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises((KeyboardInterrupt, SystemExit)) as stop, note_resumption(tmp_path):
+        with pytest.raises((KeyboardInterrupt, SystemExit)) as stop, exit_on_sigterm(), note_resumption(tmp_path):
             signal.raise_signal(number)
     finally:
         signal.signal(signal.SIGINT, own)

@@ -109,6 +109,21 @@ def test_an_8b_model_does_not_fit_on_64_gb_and_what_would_is_said() -> None:
     require_memory(estimate, chosen, None)
 
 
+def test_the_bound_of_long_rows_counts_their_logits_and_one_layer() -> None:
+    """On a processor, layers of a row that is much longer than a part are computed again; logits are kept."""
+    shape = of_8b()
+    for task, dtype, size in (("causal-lm", "bfloat16", 2), ("classification", "float32", 4)):
+        chosen = Hyperparameters(task=task, max_length=8192, dtype=dtype).for_layers(32)
+        fixed = needs_of(shape, chosen).memory_bytes
+        limit = needs.tokens_at_once(shape, chosen)
+        assert limit is not None
+        within, beyond = (needs_of(shape, chosen, tokens * limit).memory_bytes - fixed for tokens in (1.5, 1.6))
+        inputs, logits = size * 32 * (5 * 4096 + 2 * 1024), 8 * 128_256 if task == "causal-lm" else 0
+        assert within == pytest.approx(1.5 * limit * (inputs + logits), rel=1e-6)
+        recomputed = size * (32 * 4096 + 5 * 4096 + 2 * 1024) + logits
+        assert beyond == pytest.approx(1.6 * limit * recomputed, rel=1e-6)
+
+
 def test_settings_that_would_fit_are_tried_from_the_mildest() -> None:
     shape = of_8b()
 

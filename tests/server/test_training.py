@@ -6,7 +6,7 @@ import errno
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.utils.checkpoint import checkpoint
 from transformers import EvalPrediction
 
 from milkglass import device
@@ -159,38 +160,61 @@ def test_a_step_in_parts_learns_the_same(name: str, task: str, tmp_path: Path, m
     assert second == pytest.approx(first, rel=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_a_long_row_is_computed_again_and_learns_the_same(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dropout as the model has it, to the last bit, and with less kept for the backward pass."""
+    """With dropout as the model has it, to the last bit."""
     model = tiny.save(name, tmp_path / "model")
     causal = family_of(Checkpoint.open(model).config).kind == "decoder"
     ids = [[*range(5, 45 + i % 3)] for i in range(24)]
     rows = rows_file(ids, ids if causal else [i % 2 for i in range(24)])
-    results, kept_bytes = list[dict[str, torch.Tensor]](), list[int]()
+    results, recomputed = list[dict[str, torch.Tensor]](), list[int]()
     for limit in (10_000, 20):
-        job = make_job(
-            tmp_path / f"limit-{limit}", model, causal, batch_size=1, max_steps=3, **(LORA if causal else {})
-        )
+        chosen = {"batch_size": 1, "max_steps": 3, "dtype": dtype, **(LORA if causal else {})}
+        job = make_job(tmp_path / f"limit-{limit}", model, causal, **chosen)
         (job / "train.safetensors").write_bytes(rows)
         monkeypatch.setattr(training, "tokens_at_once", lambda *_, limit=limit: limit)
-        storages = dict[int, torch.Tensor]()
-
-        def keep(tensor: torch.Tensor, storages: dict[int, torch.Tensor] = storages) -> torch.Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            assert training.main(job) == 0
-        kept_bytes.append(sum(tensor.untyped_storage().nbytes() for tensor in storages.values()))
+        recomputed.append(counted_checkpoints(monkeypatch, lambda job=job: training.main(job)))
         results.append(load_file(job / "result" / "model.safetensors"))
     whole, again = results
     assert all(torch.equal(whole[one], again[one]) for one in whole)
     start = load_file(model / "model.safetensors")
     assert any(not torch.equal(whole[one], start[one]) for one in whole if one in start)
-    assert kept_bytes[1] < kept_bytes[0] or name == "mpnet"  # transformers does not mark its layers
-    assert not [warning for warning in recwarn if "checkpointing" in str(warning.message)]
+    layers = 0 if name == "mpnet" else len(training.model_sizes(model).layers)  # transformers does not mark MPNet's
+    assert recomputed == [0, 3 * layers]
+
+
+def counted_checkpoints(monkeypatch: pytest.MonkeyPatch, work: Callable[[], int]) -> int:
+    """Returns how many layers the work computes again."""
+    calls = list[int]()
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return checkpoint(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "checkpoint", counted)
+        assert work() == 0
+    return len(calls)
+
+
+def test_long_rows_among_the_parts_of_a_step_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny.save("llama-tied", tmp_path / "model")
+    ids = [[*range(5, 45)] if i % 4 == 0 else [*range(5, 9)] for i in range(24)]
+    results, recomputed = list[dict[str, torch.Tensor]](), list[int]()
+    for limit in (10_000, 20):
+        job = make_job(tmp_path / f"limit-{limit}", model, True, batch_size=24, max_steps=2, **LORA)
+        (job / "train.safetensors").write_bytes(rows_file(ids, ids))
+        monkeypatch.setattr(training, "tokens_at_once", lambda *_, limit=limit: limit)
+        recomputed.append(counted_checkpoints(monkeypatch, lambda job=job: training.main(job)))
+        results.append(load_file(job / "result" / "model.safetensors"))
+    assert recomputed == [0, 2 * 6 * len(training.model_sizes(model).layers)], "six long rows in each of two steps"
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(results[1][name], tensor, atol=1e-4, rtol=1e-3)
 
 
 def test_on_a_gpu_a_step_goes_through_the_model_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

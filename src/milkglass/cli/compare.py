@@ -15,6 +15,7 @@ from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activi
 from milkglass.errors import UsageError
 from milkglass.files import require_writable
 from milkglass.progress import duration_text
+from milkglass.system import exit_on_sigterm
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
 ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 60.0
@@ -151,7 +152,7 @@ def compare(
     def report_skipped(name: str, summary: Summary) -> None:
         note_skipped(name, summary.blank_count, summary.empty_count)
 
-    with report_activity(activity="read the rows"):
+    with report_activity(activity="read the rows and the model"):
         prepared = prepare(
             lambda: open_original(model), data_file, held_out, options, seed, task=task, quick=quick,
             text_length=QUICK_TEXT_TOKENS if quick else TEXT_TOKENS, max_rows=QUICK_ROW_COUNT if quick else None,
@@ -162,7 +163,7 @@ def compare(
     for file in (data_file, held_out):
         if file is not None:
             note_columns(file)
-    with report_activity(), note_resumption(out):
+    with report_activity(), exit_on_sigterm(), note_resumption(out):
         second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
         is_clean = data.suffix.lower() == ".jsonl" and not columns.changed_fields()
         clean_rows, notes = str(data) if is_clean else CLEAN_ROWS, prepared.notes

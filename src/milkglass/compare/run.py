@@ -108,6 +108,7 @@ def compare(
         release_memory()
         results.append(_with_gap(setting, result, results, answers))
         report(results[-1], run.seconds_left(later_ways))
+    on_begin("the verdict")
     rows, merged = setting.rows, tuple(run.with_earlier(results, answers))
     compared = ComparisonResult(
         setting.name, rows.task, MEASURES[rows.task],
@@ -126,6 +127,7 @@ def compare(
         compared = replace(compared, over_commonest=over_commonest)
     compared = replace(compared, smaller_ways=_smaller_ways(setting, compared, answers))
     if kept_folder is not None:
+        on_begin(f"the best model, to be kept in {kept_folder}")
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
         best_with_model = candidates.best_local_with_model
         if best_with_model is not None and (note := run.keep_model(best_with_model.name, kept_folder)):
@@ -364,7 +366,7 @@ class _Run:
             if reason := way.task_refusal(self.setting.rows.task) or way.refusal(self.setting):
                 return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
-            self.on_begin(way.title)
+            self.on_begin(title)
             self.log(f"{way.title}: its answers are measured")
             with self._counting_time(way):
                 with until(self._deadline):
@@ -471,7 +473,7 @@ class _Run:
             tokens, content, names, numbers = (None if share is None else nothing for share in shares)
             return replace(all_read, attack="none, while the hardware holds", tokens=tokens, content=content,
                            names=names, numbers=numbers, more=more, example=None)  # fmt: skip
-        started = time.monotonic()
+        started, title = time.monotonic(), way.title_for(self.setting.rows.task)
         work_limit = max(self.limits.attack_work, way.attack_work)
         clock_limit = f", or {duration_text(seconds)} by the clock" if math.isfinite(seconds) else ""
         self.log(f"{way.title}: attacked, with {duration_text(work_limit)} of one core's work at most{clock_limit}")
@@ -494,9 +496,10 @@ class _Run:
             budget,
             self.out / "attacks" / f"{way.name}-{work_limit:g}",
             report_stronger,
-            lambda attack: self.on_begin(f"{way.title}: {attack}"),
+            lambda attack: self.on_begin(f"{title}: {attack}"),
             clock=seconds if math.isfinite(seconds) else math.nan,
         )
+        self.on_begin(title)
         self._attack_seconds.append(time.monotonic() - started)
         return reading
 

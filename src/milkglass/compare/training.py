@@ -93,10 +93,10 @@ def cut_words(tokens: Sequences, max_length: int, token_limit: int, has_pairs: b
     if not (count := int((tokens.lengths > max_length).sum())):
         return ""
     cut = f"{count:,} of {len(tokens):,} rows {'is' if count == 1 else 'are'} cut to {max_length} tokens"
-    cut += ", the longer text of a pair first" if has_pairs else ""
+    first = ", the longer text of a pair first" if has_pairs else ""
     if max_length >= token_limit:
-        return f"{cut}, which is all that this model reads (a linear model reads them whole)"
-    return f"{cut} (not for a linear model): a larger --max-length reads more of them, {token_limit} at most"
+        return f"{cut}, which is all that this model reads{first} (a linear model reads them whole)"
+    return f"{cut}{first} (not for a linear model): a larger --max-length reads more of them, {token_limit} at most"
 
 
 def reported_losses(job: Path) -> list[float]:

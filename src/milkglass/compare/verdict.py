@@ -26,7 +26,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         fault = "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
         return (f"{fault}; the best with nothing sent is {best_local.title}, with {best_quality}.",)
     better_ways = _better_ways(result, sent_ways)
-    is_nothing_learnt = not better_ways and shows_nothing_learnt(result)
+    is_nothing_learnt = shows_nothing_learnt(result)
     if is_nothing_learnt:
         useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
         sentences = [
@@ -155,9 +155,11 @@ def _reading_text(way: WayResult) -> str:
 
 
 def shows_nothing_learnt(result: ComparisonResult) -> bool:
-    """Returns whether no way can be told from naming the commonest class or the mean score."""
+    """Returns whether no way is shown to be better than naming the commonest class or the mean score."""
     difference = result.over_commonest
-    return difference is not None and not (difference.value > 0 and difference.p_value <= MAX_P_VALUE)
+    if difference is None or (difference.value > 0 and difference.p_value <= MAX_P_VALUE):
+        return False
+    return not _better_ways(result, [way for way in result.finished_ways if not way.is_local])
 
 
 def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...]:
@@ -165,12 +167,13 @@ def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...
     difference = result.over_commonest
     if difference is None or math.isnan(difference.value):
         return ()
+    if difference.value <= 0:
+        return (f"No way is above {useless} at all.",)
     unit = " points" if result.measure == "accuracy" else ""
-    gap, p_value = gap_text(difference, result.measure), max(0.01, difference.p_value)
-    sign = "below" if difference.p_value < p_value else "of"
+    p_value = math.ceil(1000 * difference.p_value - 1e-9) / 1000
     return (
-        f"Of the differences from {useless} the surest is {gap}{unit}, with a p-value {sign} {p_value:.2f} for the "
-        f"number of ways tried ({MAX_P_VALUE} at most would show one).",
+        f"Of the ways above {useless} the surest is so by {gap_text(difference, result.measure)}{unit}, with a p-value "
+        f"of {p_value:g} for the number of ways tried ({MAX_P_VALUE} at most would show it).",
     )
 
 

@@ -145,13 +145,13 @@ def _load_classifier(folder: Path) -> Any:
                 str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False,
                 ignore_mismatched_sizes=True, output_loading_info=True,
             )  # fmt: skip
-    except (OSError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  (the library raises what it likes)
         raise UnsupportedModel(
             f"{folder.name} cannot be loaded ({type(error).__name__})", "give a checkpoint of a classifier"
         ) from None
     if drawn := [*report["missing_keys"], *(mismatch[0] for mismatch in report["mismatched_keys"])]:
         raise CorruptCheckpoint(
-            f"the weights of {folder.name} have no {min(drawn)} of the shape that its config.json gives",
-            "train it again",
+            f"the weights in {folder} have no {min(drawn)} of the shape that their config.json gives",
+            "remove the folder, and train the model again",
         )
     return device.move(model.eval())

@@ -433,9 +433,7 @@ class Acceptor:
             )
         except ssl.SSLError as error:
             log.info("a TLS handshake failed (%s): the client refused the certificate, or speaks no TLS", error.reason)
-        except (
-            OSError
-        ) as error:  # the client left; one without a lease for this server's key (attest/channel.py) does so each time
+        except OSError as error:  # the client left, as one without a lease for an attested key (attest/channel.py) does
             log.debug("a connection ended before its first request: %s", type(error).__name__)
         else:
             client.protocol = protocol

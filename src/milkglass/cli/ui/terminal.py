@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from milkglass.client.remote.strict_json import clean_text, escape_unprintable
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.progress import Heartbeat, Progress, Stage, TimeLeft, duration_text, no_stage
-from milkglass.system import exit_on_sigterm
 
 if TYPE_CHECKING:
     from milkglass.client.remote.remote import Remote
@@ -263,15 +262,14 @@ def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
 def note_resumption(folder: Path, kept_work: str = "what was finished is") -> Iterator[None]:
     """Prints to stderr, if the command is interrupted, where its work is kept and that the same command goes on.
 
-    SIGTERM interrupts it as Ctrl-C does, with the exit code 143.
+    Inside `exit_on_sigterm` SIGTERM interrupts a command, too.
 
     Args:
         folder: where the work is kept. If it does not exist, nothing is printed.
         kept_work: the subject and the verb of the message.
     """
     try:
-        with exit_on_sigterm():
-            yield
+        yield
     except (KeyboardInterrupt, SystemExit):
         if folder.exists():
             note(f"stopped; {kept_work} kept in {folder}, the same command again goes on")

@@ -211,16 +211,12 @@ def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: f
             (model.table_weights + (head_weights if is_causal else 0)) if hyperparameters.train_tables else 0
         )
     checkpoint_bytes = (FP32_BYTES + ADAM_MOMENTS_BYTES) * trained_weights + OTHER_FILES_BYTES
-    row_tokens = min(mean_length, hyperparameters.max_length)
-    tokens = row_tokens * hyperparameters.batch_size
-    if limit := tokens_at_once(model, hyperparameters):
-        tokens = min(tokens, max(limit, row_tokens), MAX_KEPT_EXCESS * limit)
     weights_bytes = FP32_BYTES * (total_weights + adapter_weights) + (FP32_BYTES + ADAM_MOMENTS_BYTES) * trained_weights
     return Needs(
         checkpoint_bytes,
         model.stored_bytes + OTHER_FILES_BYTES,
         1 if hyperparameters.early_stopping is None else 2,
-        weights_bytes + int(tokens * _activation_bytes(model, hyperparameters)),
+        weights_bytes + _step_bytes(model, hyperparameters, mean_length),
     )
 
 
@@ -228,7 +224,9 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
     """Returns how many tokens of a step go through the model at once; None on a GPU, where all of them do.
 
     The activations that are kept may take MIN_ACTIVATION_BYTES, or a quarter of the weights if that is more. The number
-    depends on the model and the settings alone, so that the same training gives the same figures on every processor.
+    depends on the model and the settings alone, so that the same training gives the same figures on every processor. A
+    row cannot be divided: one with up to MAX_KEPT_EXCESS times as many tokens keeps its activations all the same, since
+    computing them again takes a third more time.
     """
     if device.on_gpu():
         return None
@@ -236,13 +234,29 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
     return max(1, int(allowed_bytes / _activation_bytes(model, hyperparameters)))
 
 
-def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters) -> float:
+def _step_bytes(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float) -> int:
+    """Returns the least bytes of activations that a step of rows of the mean length keeps; 0: it is not known."""
+    row_tokens = min(mean_length, hyperparameters.max_length)
+    tokens, limit = row_tokens * hyperparameters.batch_size, tokens_at_once(model, hyperparameters)
+    if limit is None:
+        return int(tokens * _activation_bytes(model, hyperparameters))
+    kept_bytes = min(tokens, max(limit, row_tokens)) * _activation_bytes(model, hyperparameters)
+    if row_tokens <= MAX_KEPT_EXCESS * limit:
+        return int(kept_bytes)
+    return int(min(kept_bytes, row_tokens * _activation_bytes(model, hyperparameters, is_recomputed=True)))
+
+
+def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters, is_recomputed: bool = False) -> float:
     """Returns how many bytes for each token the forward pass keeps for the backward pass.
 
-    These are the inputs of each matrix, and for a language model its logits and their gradient.
+    These are the inputs of each matrix, and for a language model its logits and their gradient. If layers are computed
+    again, they are the inputs of each layer, and of the matrices of one layer.
     """
     number_bytes = 2 if hyperparameters.dtype == "bfloat16" else FP32_BYTES
-    inputs = sum(min(sizes) for layer in model.layers for sizes in layer.matrices)
+    inputs_of_layers = [sum(min(sizes) for sizes in layer.matrices) for layer in model.layers]
+    inputs = sum(inputs_of_layers)
+    if is_recomputed:
+        inputs = model.hidden_size * len(model.layers) + max(inputs_of_layers, default=0)
     logits = 2 * FP32_BYTES * model.vocab_size if model.is_decoder and hyperparameters.task == "causal-lm" else 0
     return number_bytes * inputs + logits
 
