@@ -139,7 +139,8 @@ def job_state(client: Any, key: str) -> str:
 def saved_job(client: TestClient, folder: Path) -> str:
     """The id of a real job on a model folder, which has saved a checkpoint and still trains."""
     rows = rows_file([[i % 290 + 1, 5, 6] for i in range(64)], [i % 2 for i in range(64)])
-    chosen = {"max_steps": 60, "batch_size": 4, "save_steps": 5, "logging_steps": 5, "learning_rate": 1e-3}
+    # So many steps that a busy machine cannot end them between two looks at the checkpoints
+    chosen = {"max_steps": 1000, "batch_size": 4, "save_steps": 50, "logging_steps": 50, "learning_rate": 1e-3}
     register(client, "bert", folder)
     body = {
         "model": "bert",
