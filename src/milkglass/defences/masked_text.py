@@ -1,6 +1,6 @@
 """Masks names, places, numbers and similar entities before a text is sent (sanitizers/masking.py).
 
-The model is the public one. What is not recognised crosses as it is. The attack `mask-filling` guesses what was masked.
+The model is the public one. What is not recognised is sent as it is. The attack `mask-filling` guesses what was masked.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MaskingClient(ReplacedTextClient):
 
 @dataclass(frozen=True)
 class MaskedText(Defence):
-    """Masks what Presidio recognises. It has no guarantee: a name that is not recognised crosses.
+    """Masks what Presidio recognises. It has no guarantee: a name that is not recognised is sent.
 
     Attributes:
         least: the score from which on an entity is masked, from 0 to 1.

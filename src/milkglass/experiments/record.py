@@ -71,7 +71,7 @@ class ResultRecord:
 
     @property
     def name(self) -> str:
-        """Returns the parts that are not empty, joined by commas: "MEASURE, ATTACK, ATTACKER, DATA, VARIANT, NOTE"."""
+        """Returns the parts that are not empty, joined: "MEASURE, ATTACK, ATTACKER, DATA, VARIANT WHEN, NOTE"."""
         variant = f"{self.variant} {self.when}".strip()
         return ", ".join(filter(None, (self.measure, self.attack, self.attacker, self.data, variant, self.note)))
 

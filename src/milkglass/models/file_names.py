@@ -11,5 +11,5 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"  # written by older versions of transformers
 DELTA_WEIGHTS = "delta.safetensors"
 DELTA_CONFIG = "delta.json"
-DELTA_FORMAT = "milkglass-delta/1"  # an entry of DELTA_CONFIG
+DELTA_FORMAT = "milkglass-delta/1"  # the value of the entry "format" of DELTA_CONFIG
 KEY_ID = "milkglass_key_id"  # the entry of a scrambled model's config that identifies its key (docs/formats.md)

@@ -43,7 +43,7 @@ POLICY_VIOLATION_CODE, INTERNAL_ERROR_CODE = 1008, 1011  # close codes of WebSoc
 
 
 def max_message_bytes(info: DecoderInfo) -> int:
-    """Returns the bytes of the longest message that a client may send."""
+    """Returns how many bytes of a message are received at most: SPARE_BYTES more than the longest that is accepted."""
     return info.max_length * info.width * DTYPES["float32"].itemsize + SPARE_BYTES
 
 
