@@ -10,7 +10,8 @@ The rows are single texts with classes. The comparison (`milkglass compare --qui
     more        in alone's folder with one more way: the others are taken over, and stay as they were
 
 All that the results hold but costs, folders and commands is compared: the verdict, every figure, every sentence. Then
-the model that `alone` kept answers the rows by the program's own code and by a transformers pipeline. The exit code is
+the small encoder that `alone` trained is kept, and answers the rows by the program's own code and by a transformers
+pipeline. The exit code is
 1 if anything differs.
 """
 
@@ -58,11 +59,14 @@ class Cost(NamedTuple):
         return Cost(self.clock + other.clock, self.processor + other.processor)
 
 
-def compare(rows: Path, out: Path, model: str, ways: str, kill_after: float | None = None) -> tuple[Cost, bool]:
+def compare(
+    rows: Path, out: Path, model: str, ways: str, kill_after: float | None = None, options: Sequence[str] = ()
+) -> tuple[Cost, bool]:
     """Runs `milkglass compare --quick` into the folder `out`, with its output in a file beside it.
 
     Args:
         kill_after: the seconds after which the process and its children are killed. None: it runs to its end.
+        options: further options of the command.
 
     Returns:
         What it took, and whether it was killed.
@@ -70,7 +74,7 @@ def compare(rows: Path, out: Path, model: str, ways: str, kill_after: float | No
     Raises:
         MilkglassError: the command failed.
     """
-    words = ["compare", model, str(rows), "--quick", "--ways", ways, "--out", str(out)]
+    words = ["compare", model, str(rows), "--quick", "--ways", ways, "--out", str(out), *options]
     started, output = time.monotonic(), out.parent / f"{out.name}.log"
     with output.open("ab") as log:
         command = [sys.executable, "-m", "milkglass.cli.main", *words]
@@ -137,11 +141,8 @@ def read(folder: Path) -> Any:
 def kept_answers(folder: Path, texts: Sequence[str]) -> tuple[int, float]:
     """Returns how many texts have one class by both programs, and the largest difference of their probabilities.
 
-    Raises:
-        MilkglassError: the kept model is no encoder.
+    The folder keeps an encoder.
     """
-    if not (folder / "config.json").is_file():
-        raise MilkglassError("a linear model is kept, which no pipeline opens", "give more rows")
     from transformers import pipeline
 
     ours = kept_model.answers(folder, texts)
@@ -198,6 +199,8 @@ def main(words: Sequence[str]) -> int:
     examples = list(read_examples(DataFile(given.rows)))
     if any(example.label is None or example.pair is not None for example in examples):
         parser.error("the rows must be single texts with classes")
+    if "encoder" not in given.ways.split(","):
+        parser.error("--ways must have encoder, which is kept")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         parser.error(f"{given.folder} is not empty: what it holds would be taken over, not run")
     settings = {"model": given.model, "ways": given.ways, "one_more": given.one_more, "rows": len(examples)}
@@ -226,7 +229,9 @@ def main(words: Sequence[str]) -> int:
         shared_ways = [way for way in more["ways"] if way["name"] in names]
         checks.add_differences("more", result["ways"], shared_ways)
         texts = [example.text for example in examples][:ASKED_TEXTS]
-        same, apart = kept_answers(alone / "kept", texts)
+        kept = home / "kept"
+        compare(given.rows, alone, given.model, "encoder", options=("--keep", str(kept)))
+        same, apart = kept_answers(kept, texts)
         checks.add("kept", "texts", len(texts))
         checks.add("kept", "texts with the same class", same)
         checks.add("kept", "largest difference of probabilities", apart)
