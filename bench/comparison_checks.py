@@ -11,8 +11,7 @@ The rows are single texts with classes. The comparison (`milkglass compare --qui
 
 All that the results hold but costs, folders and commands is compared: the verdict, every figure, every sentence. Then
 the small encoder that `alone` trained is kept, and answers the rows by the program's own code and by a transformers
-pipeline. The exit code is
-1 if anything differs.
+pipeline. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,8 +28,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from milkglass import files
 from milkglass.compare import kept_model
@@ -41,21 +43,22 @@ from milkglass.system import exit_on_sigterm
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "comparison_checks.json"
 WAYS = "commonest,linear,encoder,masked,obfuslm,coarse-16,plain"
-# What may differ between two comparisons of the same rows: costs, folders, commands, and what was taken over
-COSTS = {"seconds", "setup", "origin", "taken_over", "kept", "kept_folders", "command", "larger_command"}
+# Fields that may differ between two comparisons of the same rows: costs, folders, commands, and what was taken over
+MAY_DIFFER = {"seconds", "setup", "origin", "taken_over", "kept", "kept_folders", "command", "larger_command"}
 TAKEN_OVER_NOTE = "Taken over from "
 BUSY_LOOP = "while True: pass"
 ASKED_TEXTS = 200  # texts that the kept model is asked about
 MAX_APART = 1e-5  # the most by which the probabilities of two programs may differ
 
 
-class Cost(NamedTuple):
-    """Holds what commands took, their child processes included, in seconds."""
+@dataclass(frozen=True)
+class Cost:
+    """Holds what commands took in seconds. Child processes that they did not wait for are not in `processor`."""
 
-    clock: float
-    processor: float
+    clock: float = 0.0
+    processor: float = 0.0
 
-    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
+    def __add__(self, other: Cost) -> Cost:
         return Cost(self.clock + other.clock, self.processor + other.processor)
 
 
@@ -75,29 +78,28 @@ def compare(
         MilkglassError: the command failed.
     """
     words = ["compare", model, str(rows), "--quick", "--ways", ways, "--out", str(out), *options]
-    started, output = time.monotonic(), out.parent / f"{out.name}.log"
+    output = out.parent / f"{out.name}.log"
+    started, used_before = time.monotonic(), _processor_seconds()
     with output.open("ab") as log:
         command = [sys.executable, "-m", "milkglass.cli.main", *words]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    deadline, usage = None if kill_after is None else started + kill_after, None
     try:
-        while usage is None:
-            pid, status, resources = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                process.returncode, usage = os.waitstatus_to_exitcode(status), resources
-            elif deadline is not None and time.monotonic() > deadline:
-                os.killpg(process.pid, signal.SIGKILL)
-                deadline = None
-            else:
-                time.sleep(0.05)
-    except BaseException:
+        process.wait(kill_after)
+    except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        raise
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
     if process.returncode not in (0, -signal.SIGKILL):
         last_lines = "\n".join(output.read_text("utf-8", "replace").splitlines()[-5:])
-        raise MilkglassError(f"the comparison failed; its output ends with\n{last_lines}", "")
-    return Cost(time.monotonic() - started, usage.ru_utime + usage.ru_stime), process.returncode != 0
+        raise MilkglassError(f"{shlex.join(command)} failed; its output ends with\n{last_lines}", "mend that first")
+    return Cost(time.monotonic() - started, _processor_seconds() - used_before), process.returncode != 0
+
+
+def _processor_seconds() -> float:
+    """Returns the seconds of the processor that ended child processes took."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 @contextmanager
@@ -116,7 +118,7 @@ def facts_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields each number, sentence and truth value of a compare.json that is no cost, with where it stands."""
     if isinstance(value, dict):
         for name, entry in value.items():
-            if name not in COSTS:
+            if name not in MAY_DIFFER:
                 yield from facts_of(entry, f"{path}.{name}")
     elif isinstance(value, list):
         entries = [entry for entry in value if not (isinstance(entry, str) and entry.startswith(TAKEN_OVER_NOTE))]
@@ -141,7 +143,8 @@ def read(folder: Path) -> Any:
 def kept_answers(folder: Path, texts: Sequence[str]) -> tuple[int, float]:
     """Returns how many texts have one class by both programs, and the largest difference of their probabilities.
 
-    The folder keeps an encoder.
+    Args:
+        folder: an encoder that `compare` kept.
     """
     from transformers import pipeline
 
@@ -213,7 +216,7 @@ def main(words: Sequence[str]) -> int:
         with busy_loops(2):
             checks.add_cost("busy", compare(given.rows, busy, given.model, given.ways)[0])
         checks.add_differences("busy", result, read(busy))
-        cost, kill_count = Cost(0.0, 0.0), 0
+        cost, kill_count = Cost(), 0
         for seconds in [float(number) for number in given.kills.split(",")]:
             part, was_killed = compare(given.rows, killed, given.model, given.ways, seconds)
             cost, kill_count = cost + part, kill_count + was_killed
@@ -225,7 +228,7 @@ def main(words: Sequence[str]) -> int:
         names, more = [way["name"] for way in result["ways"]], read(alone)
         checks.add("more", "ways taken over", len({*names} & {*more["taken_over"]}))
         checks.add("more", "ways", len(more["ways"]))
-        # Only the differences from the best local model count all ways
+        # The verdict may change with one more way, so that only the ways themselves are compared
         shared_ways = [way for way in more["ways"] if way["name"] in names]
         checks.add_differences("more", result["ways"], shared_ways)
         texts = [example.text for example in examples][:ASKED_TEXTS]

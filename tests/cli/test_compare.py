@@ -341,12 +341,12 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
     first, *others = verdict(unclear)
     assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
-    surest = "Of the ways above naming the commonest class the surest is so by +8.0 (-1.0 to +17.0) points, with a p"
+    surest = "The way that is most surely better than naming the commonest class is so by +8.0 (-1.0 to +17.0) points; "
     assert others[0].startswith(surest)
     nearly = replace(unclear, over_commonest=replace(unclear.over_commonest, p_value=0.0502))
-    assert "with a p-value of 0.051 for" in verdict(nearly)[1], "never rounded to what would show it"
+    assert "is 0.051 and would have to be 0.05" in verdict(nearly)[1], "never rounded to what would show it"
     below = replace(unclear, over_commonest=difference(-0.08, -0.15, -0.01))
-    assert verdict(below)[1] == "No way is above naming the commonest class at all."
+    assert verdict(below)[1] == "No way is better than naming the commonest class in these rows."
     assert "--quick" not in first and not any("Keep it here" in sentence for sentence in others)
     assert not any("smaller" in sentence for sentence in verdict(replace(unclear, smaller_ways=("home",)))[1:])
     in_haste = replace(unclear, origin={**unclear.origin, "command": "milkglass compare MODEL ROWS --quick --out out"})

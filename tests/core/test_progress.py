@@ -80,8 +80,7 @@ def test_a_command_that_is_stopped_says_where_its_work_is(
             signal.raise_signal(number)
     finally:
         signal.signal(signal.SIGINT, own)
-    assert (
-        capsys.readouterr().err == f"stopped; what was finished is kept in {tmp_path}, the same command again goes on\n"
-    )
+    expected = f"stopped; what was finished is kept in {tmp_path}, the same command again goes on\n"
+    assert capsys.readouterr().err == expected
     assert number == signal.SIGINT or (isinstance(stop.value, SystemExit) and stop.value.code == 143)
     assert signal.getsignal(signal.SIGTERM) == before

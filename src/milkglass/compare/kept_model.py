@@ -57,9 +57,6 @@ def answers(
 
     base = Checkpoint.open(folder)
     names = None if mark["task"] == "regression" else _class_names(folder, base)
-    class_count = 1 if names is None else len(names)
-    if base.config.get("num_labels", class_count) != class_count:
-        raise _damaged_error(folder, f"num_labels of its config.json is not {class_count}")
     facts_of(base)
     codec = public_codec(base)
     pair_texts, max_length = None if pairs is None else list(pairs), int(mark["max_length"])
@@ -72,7 +69,7 @@ def answers(
         logits = TokenServer(folder).answer((Tokens(ids, types=types),))
     except (CorruptCheckpoint, UnsupportedModel, UsageError) as error:
         raise _damaged_error(folder, error.message) from None
-    if logits.shape[1] != class_count:
+    if logits.shape[1] != (class_count := 1 if names is None else len(names)):
         raise _damaged_error(folder, f"it has {logits.shape[1]} outputs, and not {class_count}")
     _require_finite(folder, logits)
     if names is None:

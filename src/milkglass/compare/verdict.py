@@ -168,12 +168,12 @@ def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...
     if difference is None or math.isnan(difference.value):
         return ()
     if difference.value <= 0:
-        return (f"No way is above {useless} at all.",)
+        return (f"No way is better than {useless} in these rows.",)
     unit = " points" if result.measure == "accuracy" else ""
     p_value = math.ceil(1000 * difference.p_value - 1e-9) / 1000
     return (
-        f"Of the ways above {useless} the surest is so by {gap_text(difference, result.measure)}{unit}, with a p-value "
-        f"of {p_value:g} for the number of ways tried ({MAX_P_VALUE} at most would show it).",
+        f"The way that is most surely better than {useless} is so by {gap_text(difference, result.measure)}{unit}; its "
+        f"p-value, corrected for the number of ways, is {p_value:g} and would have to be {MAX_P_VALUE} at most.",
     )
 
 

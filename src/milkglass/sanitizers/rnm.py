@@ -91,18 +91,13 @@ class Rnm(Sanitizer):
         if self.guarantee_kind == "paper":
             return None
         p = 1.0 if self.sparing is None else self.sparing.p
+        epsilon = format_epsilon(self.epsilon)
         if p == 0:
-            epsilon = format_epsilon(self.epsilon)
             return f"{epsilon}-DP between sensitive words of one list, for one word; other words have none"
         bound = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
-        note = (
-            ""
-            if p == 1
-            else f" (epsilon {format_epsilon(self.epsilon)}, but common words are kept with probability 1 - p)"
-        )
-        bound = math.ceil(bound * 1000 * (1 - 1e-12)) / 1000  # never below what holds
-        epsilon = format_epsilon(bound)
-        return f"{epsilon}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
+        note = "" if p == 1 else f" (epsilon {epsilon}, but common words are kept with probability 1 - p)"
+        total = format_epsilon(math.ceil(bound * 1000 * (1 - 1e-12)) / 1000)  # never below what holds
+        return f"{total}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
 
     @property
     def scale(self) -> float:

@@ -34,7 +34,7 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 FP32_BYTES, ADAM_MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
-MAX_KEPT_EXCESS = 1.5  # a part with more than this many times its token limit computes its activations again
+MAX_KEPT_EXCESS = 1.5  # a part with more than this many times its token limit is computed again in the backward pass
 LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -226,7 +226,7 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
     The activations that are kept may take MIN_ACTIVATION_BYTES, or a quarter of the weights if that is more. The number
     depends on the model and the settings alone, so that the same training gives the same figures on every processor. A
     row cannot be divided: one with up to MAX_KEPT_EXCESS times as many tokens keeps its activations all the same, since
-    computing them again takes a third more time.
+    computing them again takes time.
     """
     if device.on_gpu():
         return None

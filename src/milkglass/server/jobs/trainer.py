@@ -140,7 +140,7 @@ def recomputed_layers(model: nn.Module) -> Iterator[None]:
     """Keeps only the inputs of each layer for the backward pass, which computes the layer again.
 
     The gradients are the same, since the layer's dropout is drawn as it was. A model of which transformers does not
-    mark the layers keeps everything.
+    mark the layers keeps everything; transformers' own switch would refuse it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:

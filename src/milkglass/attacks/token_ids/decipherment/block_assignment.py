@@ -225,10 +225,8 @@ class Profiles:
             return np.ones(counts.shape, np.float32)
         sample_weights = np.minimum(total[occurring], MAX_WEIGHT_COUNT)[:, None]
         roots = np.sqrt(counts[occurring] / total[occurring][:, None])
-        x_mean, y_mean = (
-            (sample_weights * unit[occurring]).sum(0) / sample_weights.sum(),
-            (sample_weights * roots).sum(0) / sample_weights.sum(),
-        )
+        x_mean = (sample_weights * unit[occurring]).sum(0) / sample_weights.sum()
+        y_mean = (sample_weights * roots).sum(0) / sample_weights.sum()
         x = unit[occurring] - x_mean
         square = x.T @ (x * sample_weights)
         square[np.diag_indices(len(square))] += self.ridge * max(np.trace(square) / len(square), 1e-12)
