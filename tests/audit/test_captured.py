@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
@@ -24,7 +25,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
-from milkglass.threat.observations import Tokens
+from milkglass.threat.observations import Activations, Tokens
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.hidden_states.kit import CORPUS
@@ -101,6 +102,30 @@ def test_ids_above_the_public_vocabulary_are_judged_too(base: Checkpoint, codec:
 def test_ids_in_another_order_are_graded_where_they_came(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "moved.jsonl", codec, lambda ids: [*ids[2:], *ids[:2]])
     assert best_of(base, path, "as-it-is")["as-it-is, model only"] == 1, "every id crosses as it is"
+
+
+@pytest.mark.parametrize("order", [lambda ids: ids[::-1], lambda ids: [*ids[1:], ids[0]], sorted])
+def test_a_cipher_in_another_order_is_read_as_in_its_own(
+    base: Checkpoint, codec: Codec, order: Callable[[list[int]], list[int]], tmp_path: Path
+) -> None:
+    """A client that moves its ids, too, hides no more than one that does not."""
+    shuffled = np.random.default_rng(0).permutation(len(codec.sigma))
+    path = captured(tmp_path / "moved.jsonl", codec, lambda ids: order(shuffled[ids].tolist()))
+    assert max(best_of(base, path, "channel").values()) > 0.9
+
+
+def test_vectors_that_come_again_are_read_in_another_order(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).normal(size=(len(codec.sigma), 16))
+    paths = [
+        captured(tmp_path / "in_order.jsonl", codec, lambda ids: table[ids].tolist()),
+        captured(tmp_path / "backwards.jsonl", codec, lambda ids: table[ids[::-1]].tolist()),
+    ]
+    in_order, backwards = (scene_of(base, read_captured(path), 1) for path in paths)
+    states = [
+        next(one for one in scene.transcript.observations if isinstance(one, Activations))
+        for scene in (in_order, backwards)
+    ]
+    assert torch.equal(states[0].hidden, states[1].hidden)
 
 
 def scrambled(base: Checkpoint, codec: Codec, folder: Path, **scheme: Any) -> tuple[Path, Checkpoint]:

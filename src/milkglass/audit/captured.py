@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.attacks.embeddings.sparse import equal_rows
+from milkglass.audit.alignment import likeliest_places, orders_of
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
@@ -53,7 +54,6 @@ MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them i
 MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
 # Of tokens for a letter, in proportion to the texts': mirrored words have 2.1, rot13 2.4, replaced words 0.8 to 1.1
 MAX_TOKENS_FOR_A_LETTER = 1.75
-MIN_MOVED_SHARE = 0.1  # of all tokens: a smaller gain by moving tokens is taken for chance
 NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
 
 
@@ -214,10 +214,10 @@ def scene_of(
             f"give {2 * MIN_PRIVATE_TEXTS} or more",
         )
     texts_left = decontaminate([row.text for row in attacker_rows], [row.text for row in private])
-    attacker_rows = [attacker_rows[index] for index in texts_left.tolist()]
-    require_attacker_texts(ALIKE, len(attacker_rows))
+    require_attacker_texts(ALIKE, len(texts_left))
     client = _CapturedClient(base, codec, layer)
-    private_sent, attacker_sent = client.sent_texts(private), client.sent_texts(attacker_rows)
+    texts = client.sent_texts(rows)
+    private_sent, attacker_sent = texts.select(order[:middle]), texts.select(order[middle:][texts_left])
     corpora = [attacker_sent.original]
     attackers = []
     if public is not None:
@@ -303,13 +303,35 @@ class _SentTexts:
         observation: what the server saw.
         sent: the ids that crossed; where vectors crossed, the public ids.
         original: the texts' public ids.
-        origin: (tokens of original,) the place of each token in `sent`. None: each was sent in its own place.
+        places: for each text (tokens,) the place of each token in what was sent for the text. None: each was sent in
+            its own place.
     """
 
     observation: Observation
     sent: Sequences
     original: Sequences
-    origin: Ids | None
+    places: Sequence[Ids] | None
+
+    @property
+    def origin(self) -> Ids | None:
+        """Returns (tokens of original,) the place of each token in `sent`, or None as `places`."""
+        if self.places is None:
+            return None
+        starts = np.repeat(np.cumsum(self.sent.lengths) - self.sent.lengths, self.original.lengths)
+        places = np.concatenate([np.zeros(0, np.int64), *self.places])
+        return np.where(places == NO_BELIEF, NO_BELIEF, places + starts)
+
+    def select(self, indices: Ids) -> _SentTexts:
+        """Returns what crossed for the rows with these indices, in their order."""
+        sent, original = self.sent.select(indices), self.original.select(indices)
+        places = None if self.places is None else [self.places[index] for index in indices.tolist()]
+        if not isinstance(self.observation, Activations):
+            return _SentTexts(Tokens(sent), sent, original, places)
+        states = self.observation.hidden.split(self.observation.lengths.tolist())
+        hidden = torch.cat([states[index] for index in indices.tolist()])
+        return _SentTexts(
+            replace(self.observation, hidden=hidden, lengths=self.observation.lengths[indices]), sent, original, places
+        )
 
 
 @dataclass(frozen=True)
@@ -337,15 +359,12 @@ class _CapturedClient:
             return self._sent_vectors(rows, original)
         if rows[0].kind == "ids":
             sent = Sequences.of([row.sent for row in rows])
-            places = [self._aligned_places(row, *ids) for row, *ids in zip(rows, original, sent, strict=True)]
+            places = self._places_of_ids(rows, original, sent)
         else:
             sent = Sequences.of([self._replaced_ids(row) for row in rows])
             self._require_words(rows, sent, original)
             places = _places_in_text(list(zip(original, sent, strict=True)))
-        starts = np.cumsum(sent.lengths) - sent.lengths
-        origin = np.concatenate(places)
-        origin = np.where(origin == NO_BELIEF, NO_BELIEF, origin + np.repeat(starts, original.lengths))
-        return _SentTexts(Tokens(sent), sent, original, origin.astype(np.int64))
+        return _SentTexts(Tokens(sent), sent, original, places)
 
     def public_ids(self, texts: Sequence[str]) -> Sequences:
         """Returns texts in the public model's ids, each cut to what that model reads."""
@@ -407,25 +426,39 @@ class _CapturedClient:
                 "blanks between them or a cipher of letters",
             )
 
-    def _aligned_places(self, row: CapturedRow, token_ids: Ids, sent: Ids) -> Ids:
-        """Returns (tokens,) the place where each token of a text was sent, NO_BELIEF for special tokens left out.
+    def _places_of_ids(self, rows: Sequence[CapturedRow], original: Sequences, sent: Sequences) -> list[Ids]:
+        """Returns (tokens,) where each token of each text was sent, NO_BELIEF for special tokens left out.
 
         Raises:
-            CodecError: the numbers of ids and tokens do not fit.
+            CodecError: the numbers of ids and tokens of a row do not fit.
         """
-        if len(sent) == len(token_ids):
-            return _places_if_reordered(token_ids, sent)
-        special = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
-        if special and len(sent) == len(token_ids) - special:
-            leading_special_ids = self.codec.tokenizer("")["input_ids"][:1]
-            first_place = 1 if token_ids[:1].tolist() == leading_special_ids else 0
-            places = np.full(len(token_ids), NO_BELIEF, np.int64)
-            places[first_place : first_place + len(sent)] = np.arange(len(sent))
-            return places
-        raise CodecError(
-            f"{row.place} has {len(sent)} ids for a text of {len(token_ids)} tokens of {self.base.folder.name}",
-            "give the model whose tokenizer the client uses with --model, and one id for each token",
-        )
+        special_count = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
+        leading_special_ids = self.codec.tokenizer("")["input_ids"][:1]
+        kept = list[slice]()  # the tokens of each text that were sent
+        orders = list[list[Ids]]()  # by text
+        for row, token_ids, sent_ids in zip(rows, original, sent, strict=True):
+            first = int(special_count > 0 and token_ids[:1].tolist() == leading_special_ids)
+            if len(sent_ids) == len(token_ids):
+                kept.append(slice(0, len(token_ids)))
+                orders.append(orders_of(len(token_ids), first, special_count - first))
+            elif special_count and len(sent_ids) == len(token_ids) - special_count:
+                kept.append(slice(first, first + len(sent_ids)))
+                orders.append(orders_of(len(sent_ids)))
+            else:
+                raise CodecError(
+                    f"{row.place} has {len(sent_ids)} ids for a text of {len(token_ids)} tokens of "
+                    f"{self.base.folder.name}",
+                    "give the model whose tokenizer the client uses with --model, and one id for each token: leave "
+                    "out ids that fill a text up to a length, or that stand in front of every text",
+                )
+        sent_tokens = [(ids[part], sent_ids) for ids, part, sent_ids in zip(original, kept, sent, strict=True)]
+        found = list[Ids]()
+        for token_ids, part, places in zip(
+            original, kept, likeliest_places(sent_tokens, list(zip(*orders, strict=True))), strict=True
+        ):
+            found.append(np.full(len(token_ids), NO_BELIEF, np.int64))
+            found[-1][part] = places
+        return found
 
     def _sent_vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
         """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
@@ -440,7 +473,10 @@ class _CapturedClient:
                     f"{row.place} has {count} vectors for a text of {token_count} tokens of {self.base.folder.name}",
                     "give one vector for each token, special ones too, or one for each text",
                 )
-        hidden = torch.from_numpy(np.concatenate([row.sent for row in rows]))
+        vectors = [row.sent for row in rows]
+        if not is_pooled:
+            vectors = _vectors_by_token(vectors, original)
+        hidden = torch.from_numpy(np.concatenate(vectors))
         return _SentTexts(Activations(hidden, lengths, self.layer, is_pooled), original, original, None)
 
     def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
@@ -499,56 +535,43 @@ class _CapturedTexts:
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[indices]
 
 
-def _places_if_reordered(token_ids: Ids, sent: Ids) -> Ids:
-    """Returns where each token of a text was sent: in its place, unless the same public ids came in another order."""
-    places = np.arange(len(token_ids))
-    token_order, sent_order = np.argsort(token_ids, kind="stable"), np.argsort(sent, kind="stable")
-    if np.array_equal(token_ids[token_order], sent[sent_order]):
-        places[token_order] = sent_order
-    return places
+def _vectors_by_token(vectors: Sequence[NDArray[np.float32]], original: Sequences) -> list[NDArray[np.float32]]:
+    """Returns the vectors of each text in the order of its tokens.
+
+    Vectors that come again show that order. States that depend on the other tokens never do: their order is kept.
+    """
+    size = int(original.ids.max(initial=0)) + 1  # vectors are numbered from here on: none is a token
+    numbers = dict[bytes, int]()
+    sent = [np.array([numbers.setdefault(row.tobytes(), size + len(numbers)) for row in text]) for text in vectors]
+    orders = [orders_of(len(text)) for text in vectors]
+    texts = list(zip(original, sent, strict=True))
+    places_of_texts = likeliest_places(texts, list(zip(*orders, strict=True)))
+    return [_by_token(text, places) for text, places in zip(vectors, places_of_texts, strict=True)]
+
+
+def _by_token(vectors: NDArray[np.float32], places: Ids) -> NDArray[np.float32]:
+    """Returns the vectors in their tokens' order. A token without a place has one of those that are left."""
+    is_placed = places != NO_BELIEF
+    order = places.copy()
+    order[~is_placed] = np.setdiff1d(np.arange(len(vectors)), places[is_placed])
+    return vectors[order]
 
 
 def _places_in_text(pairs: Sequence[tuple[Ids, Ids]]) -> list[Ids]:
     """Returns where each token of some texts is in the replaced text.
 
-    The longest common parts of both decide. If words were sent in another order, these parts are short. Then each token
-    outside of them is searched for at other places too. This is done for all texts if it finds MIN_MOVED_SHARE more of
-    their tokens, and else for none.
+    The longest common parts of both decide, forwards or backwards, unless words were sent in another order than these.
 
     Args:
         pairs: the tokens of each text, and those of its replaced text.
     """
-    matched = [_matched_places(*pair) for pair in pairs]
-    reordered = [_with_moved_tokens(*pair, places) for pair, places in zip(pairs, matched, strict=True)]
-
-    def unchanged_share(places_of_texts: Sequence[Ids]) -> float:
-        equal = [
-            sent[places[places != NO_BELIEF]] == token_ids[places != NO_BELIEF]
-            for (token_ids, sent), places in zip(pairs, places_of_texts, strict=True)
-        ]
-        return sum(map(np.count_nonzero, equal)) / max(1, sum(len(token_ids) for token_ids, _ in pairs))
-
-    return reordered if unchanged_share(reordered) - unchanged_share(matched) > MIN_MOVED_SHARE else matched
-
-
-def _with_moved_tokens(token_ids: Ids, sent: Ids, places: Ids) -> Ids:
-    """Returns the places, where each token that is not at its place is moved to a free place that has the same token.
-
-    A token without such a place keeps its place, or has none if another token was moved there.
-    """
-    is_right = places != NO_BELIEF
-    is_right[is_right] = sent[places[is_right]] == token_ids[is_right]
-    free_places: dict[int, list[int]] = {}
-    for place in np.setdiff1d(np.arange(len(sent)), places[is_right])[::-1].tolist():
-        free_places.setdefault(int(sent[place]), []).append(place)
-    moved, taken = places.copy(), set(places[is_right].tolist())
-    for index in np.flatnonzero(~is_right).tolist():
-        if free_places.get(int(token_ids[index])):
-            moved[index] = free_places[int(token_ids[index])].pop()
-            taken.add(int(moved[index]))
-            is_right[index] = True
-    moved[~is_right & np.isin(moved, list(taken))] = NO_BELIEF  # another token is there now
-    return moved
+    forwards = [_matched_places(*pair) for pair in pairs]
+    backwards = [_matched_places(token_ids, sent[::-1]) for token_ids, sent in pairs]
+    turned = [
+        np.where(places == NO_BELIEF, NO_BELIEF, len(sent) - 1 - places)
+        for (_, sent), places in zip(pairs, backwards, strict=True)
+    ]
+    return likeliest_places(pairs, [forwards, turned])
 
 
 def _matched_places(token_ids: Ids, sent: Ids) -> Ids:
