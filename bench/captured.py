@@ -4,13 +4,15 @@
 
 For each defence the real client half sends the rows once. What crossed goes into a captured file, which is attacked as
 `milkglass audit --captured` does it, and as `audit_defence` does it with both halves and the same private half.
-A figure is missing where an attack does not apply.
+A figure is missing where an attack does not apply. Those that both have are compared: "figures that agree" differ by
+MAX_APART at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -29,8 +31,10 @@ from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, Scene
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskingClient
+from milkglass.defences.undisturbed import Undisturbed
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import current_code
+from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
@@ -41,11 +45,12 @@ from milkglass.rows.examples import read_texts
 from milkglass.sequences import Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
-from milkglass.threat.observations import Observation, Tokens, Weights
+from milkglass.threat.observations import Activations, Observation, Tokens, Weights
 from tests.plugin.milkglass_example.shifted import Shifted
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "captured.json"
 SECRET = bytes(range(32))
+CAPTURED, WITH_MODEL, WITH_CLIENT = "captured", "captured, with the server's model", "with the client"
 HOUSE: dict[str, dict[str, Any]] = {
     "plain": {},
     "masked": {"masked": True},
@@ -53,6 +58,8 @@ HOUSE: dict[str, dict[str, Any]] = {
     "obfuslm": {"k": 10, "epsilon": 0.1},
     "coarse": {"scheme": "coarse", "symbols": 16},
 }
+STATES_LAYERS = 1  # layers that the control runs whose states cross
+MAX_APART = 0.1  # percent: two figures that differ by no more agree
 
 
 @dataclass(frozen=True)
@@ -107,17 +114,25 @@ class CipherServer(Server):
 
 def defences() -> dict[str, Defence]:
     house = {name: defence_of(entry) for name, entry in HOUSE.items()}
+    untrained = HalvesTraining(max_steps=1, max_length=256)  # what the layers send is read, and no answer is asked for
+    house["states"] = Undisturbed(training=untrained, layer=STATES_LAYERS)
     return {**house, "shifted (plugin)": Shifted(), "cipher (outside)": Cipher()}
 
 
 def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
-    """Writes what the client sends for each text."""
+    """Writes what the client sends for each text: replaced text, ids, or vectors in files of their own."""
+    field, sent = "sent", list[Any]()
     if isinstance(client, MaskingClient):
-        sent: Sequence[Any] = client.prepare(texts)
-    else:
-        tokens = next(one for one in client.send(texts) if isinstance(one, Tokens))
-        sent = [ids.tolist() for ids in tokens.ids]
-    rows = (json.dumps({"text": text, "sent": one}) + "\n" for text, one in zip(texts, sent, strict=True))
+        sent += client.prepare(texts)
+    for observation in [] if sent else client.send(texts):
+        if isinstance(observation, Tokens):
+            sent += [ids.tolist() for ids in observation.ids]
+        elif isinstance(observation, Activations):
+            field = "sent_file"
+            for states in observation.hidden.split(observation.lengths.tolist()):
+                sent.append(f"{len(sent)}.npy")
+                np.save(path.parent / sent[-1], states.numpy())
+    rows = (json.dumps({"text": text, field: one}) + "\n" for text, one in zip(texts, sent, strict=True))
     path.write_text("".join(rows), "utf-8")
     return path
 
@@ -130,7 +145,7 @@ def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> Iter
             half_width = 50 * (share.high - share.low)
             yield ResultRecord(
                 measure="tokens top-1", value=100 * share.value, attack=cell.attack, attacker=cell.adversary,
-                half_width=half_width,
+                half_width=None if math.isnan(half_width) else half_width,
             )  # fmt: skip
 
 
@@ -144,14 +159,29 @@ def audits(
         rows = captured.read_captured(recorded(client, texts, home / "captured.jsonl"))
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
-        scenes = {"captured": captured.scene_of(base, rows, seed)}
+        layer = STATES_LAYERS if rows[0].kind == "vectors" else 0
+        scenes = {CAPTURED: captured.scene_of(base, rows, seed, layer)}
         if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.stored_observations()):
             served = Checkpoint.open(server.folder)
-            scenes["captured, with the server's model"] = captured.scene_of(base, rows, seed, served=served)
-        scenes["with the client"] = scene_of(base, client, server, private, {ALIKE: others})
+            scenes[WITH_MODEL] = captured.scene_of(base, rows, seed, served=served)
+        scenes[WITH_CLIENT] = scene_of(base, client, server, private, {ALIKE: others})
         for what_auditor_had, scene in scenes.items():
             for record in attacked(scene, names, work, seed):
                 yield replace(record, when=what_auditor_had)
+
+
+def agreement(records: Sequence[ResultRecord]) -> tuple[int, int]:
+    """Returns how many figures of captured traffic the audit with the client has too, and how many of them agree.
+
+    Where the server's model is known, it is given: the client's half and the server's are together then, too.
+    """
+    by_auditor = {
+        when: {(one.attack, one.attacker): one.value for one in records if one.when == when}
+        for when in (CAPTURED, WITH_MODEL, WITH_CLIENT)
+    }
+    seen, audited = by_auditor[WITH_MODEL] or by_auditor[CAPTURED], by_auditor[WITH_CLIENT]
+    shared = [name for name in seen if name in audited]
+    return len(shared), sum(abs(seen[name] - audited[name]) <= MAX_APART for name in shared)
 
 
 def main(words: Sequence[str]) -> None:
@@ -172,9 +202,13 @@ def main(words: Sequence[str]) -> None:
     chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
     made, started, figures = current_code(), time.monotonic(), list[ResultRecord]()
     for name in chosen:
+        of_defence = list[ResultRecord]()
         for record in audits(base, defences()[name], texts, given.attacks.split(","), given.work, given.seed):
-            figures.append(replace(record, variant=name))
+            of_defence.append(replace(record, variant=name))
             print(f"{name}, {record.attack}, {record.attacker}, {record.when}: {record.value:.1f} %", flush=True)
+        counts = zip(("figures of both", "figures that agree"), agreement(of_defence), strict=True)
+        figures += [*of_defence, *(ResultRecord(measure=noun, value=count, variant=name) for noun, count in counts)]
+        print(f"{name}: {figures[-1].value:.0f} of {figures[-2].value:.0f} figures agree", flush=True)
     settings = {"model": given.model, "texts": len(texts), "work": given.work, "seed": given.seed}
     document = {"recipe": "captured", **settings, "made": made, "seconds": round(time.monotonic() - started)}
     document["figures"] = [record.round_to(1).to_json() for record in figures]

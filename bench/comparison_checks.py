@@ -11,7 +11,7 @@ The rows are single texts with classes. The comparison (`milkglass compare --qui
 
 All that the results hold but costs, folders and commands is compared: the verdict, every figure, every sentence. Then
 the small encoder that `alone` trained is kept, and answers the rows by the program's own code and by a transformers
-pipeline. The exit code is 1 if anything differs.
+pipeline. The exit code is 1 if anything differs, if nothing was killed, or if one more way took more than MAX_COST.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ MAY_DIFFER = {"seconds", "setup", "origin", "taken_over", "kept", "kept_folders"
 TAKEN_OVER_NOTE = "Taken over from "
 BUSY_LOOP = "while True: pass"
 ASKED_TEXTS = 200  # texts that the kept model is asked about
+MAX_COST = 0.5  # of the processor's seconds of all other ways: the most that one more way may take
 MAX_APART = 1e-5  # the most by which the probabilities of two programs may differ
 
 
@@ -159,13 +160,13 @@ class Checks:
     """Keeps the figures, and writes them after each one, so that no later failure loses them.
 
     Attributes:
-        is_equal: whether nothing has differed so far.
+        faults: what did not hold so far.
     """
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self._out, self._figures = out, list[ResultRecord]()
         self._head = {"recipe": "comparison_checks", **settings, "made": current_code()}
-        self.is_equal = True
+        self.faults = list[str]()
 
     def add(self, variant: str, measure: str, value: float) -> None:
         """Adds a figure of a run, and prints it."""
@@ -173,6 +174,12 @@ class Checks:
         print(f"{variant}, {measure}: {value:.6g}", flush=True)
         document = {**self._head, "figures": [record.to_json() for record in self._figures]}
         files.write(self._out, json.dumps(document, indent=1) + "\n")
+
+    def require(self, holds: bool, fault: str) -> None:
+        """Keeps and prints a fault unless the condition holds."""
+        if not holds:
+            self.faults.append(fault)
+            print(f"FAULT: {fault}", flush=True)
 
     def add_cost(self, variant: str, cost: Cost) -> None:
         """Adds what a run took."""
@@ -182,7 +189,7 @@ class Checks:
     def add_differences(self, variant: str, one: Any, other: Any) -> None:
         """Adds how many facts two documents have, and how many differ, whose places it prints."""
         count, places = differences(one, other)
-        self.is_equal = self.is_equal and not places
+        self.require(not places, f"{variant}: {len(places)} facts differ")
         self.add(variant, "facts", count)
         self.add(variant, "facts that differ", len(places))
         for place in places:
@@ -211,7 +218,8 @@ def main(words: Sequence[str]) -> int:
     with exit_on_sigterm(), tempfile.TemporaryDirectory() as temporary:
         home = files.make_private_dir((given.folder or Path(temporary)).absolute())
         alone, busy, killed = (home / name for name in ("alone", "busy", "killed"))
-        checks.add_cost("alone", compare(given.rows, alone, given.model, given.ways)[0])
+        alone_cost = compare(given.rows, alone, given.model, given.ways)[0]
+        checks.add_cost("alone", alone_cost)
         result = read(alone)
         with busy_loops(2):
             checks.add_cost("busy", compare(given.rows, busy, given.model, given.ways)[0])
@@ -223,10 +231,17 @@ def main(words: Sequence[str]) -> int:
         cost += compare(given.rows, killed, given.model, given.ways)[0]
         checks.add_cost("killed", cost)
         checks.add("killed", "kills", kill_count)
+        checks.require(kill_count > 0, "it ended before it was killed: give earlier --kills")
         checks.add_differences("killed", result, read(killed))
-        checks.add_cost("more", compare(given.rows, alone, given.model, f"{given.ways},{given.one_more}")[0])
+        more_cost = compare(given.rows, alone, given.model, f"{given.ways},{given.one_more}")[0]
+        checks.add_cost("more", more_cost)
+        checks.require(
+            more_cost.processor <= MAX_COST * alone_cost.processor, "one more way does not cost itself alone"
+        )
         names, more = [way["name"] for way in result["ways"]], read(alone)
-        checks.add("more", "ways taken over", len({*names} & {*more["taken_over"]}))
+        taken_over = {*names} & {*more["taken_over"]}
+        checks.add("more", "ways taken over", len(taken_over))
+        checks.require(taken_over == {*names}, "some ways were run again beside one more")
         checks.add("more", "ways", len(more["ways"]))
         # The verdict may change with one more way, so that only the ways themselves are compared
         shared_ways = [way for way in more["ways"] if way["name"] in names]
@@ -238,7 +253,8 @@ def main(words: Sequence[str]) -> int:
         checks.add("kept", "texts", len(texts))
         checks.add("kept", "texts with the same class", same)
         checks.add("kept", "largest difference of probabilities", apart)
-    return 0 if checks.is_equal and same == len(texts) and apart <= MAX_APART else 1
+        checks.require(same == len(texts) and apart <= MAX_APART, "the kept model answers otherwise elsewhere")
+    return 1 if checks.faults else 0
 
 
 if __name__ == "__main__":

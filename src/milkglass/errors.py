@@ -23,10 +23,13 @@ class MilkglassError(Exception):
     Attributes:
         hint: what to do next; "" if nothing is advised.
         extra: further fields of the server's answer over HTTP.
+        for_terminal: a line that a command prints below the hint. It may quote the user's own file, so it is neither in
+            the message nor in JSON.
     """
 
     exit_code = 1
     status = 400
+    for_terminal = ""
 
     def __init__(self, message: str, hint: str = "", **extra: object) -> None:
         super().__init__(message)

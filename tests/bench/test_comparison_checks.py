@@ -44,3 +44,10 @@ def test_a_folder_with_results_and_rows_of_another_kind_are_refused(
             comparison_checks.main([*map(str, words), "--out", str(tmp_path / "result.json")])
         assert fault in capsys.readouterr().err
     assert not (tmp_path / "result.json").exists()
+
+
+def test_a_fault_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = comparison_checks.Checks(tmp_path / "out.json", {})
+    checks.require(True, "nothing is wrong")
+    checks.add_differences("busy", document(), document(notes=["it rose"]))
+    assert checks.faults == ["busy: 1 facts differ"] and "FAULT: busy" in capsys.readouterr().out

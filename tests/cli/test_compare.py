@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ from milkglass import deadline
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.defence_scene import scene_of
 from milkglass.cli.main import app
+from milkglass.cli.obfuscate import _scheme_parameters
 from milkglass.client.alone import LinearModel
+from milkglass.client.key.scheme import scheme_for
 from milkglass.compare import attackers, kept_model
 from milkglass.compare import run as run_module
 from milkglass.compare import ways as ways_module
@@ -45,7 +48,7 @@ from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskedText
-from milkglass.defences.obfuscated_tables import public_codec
+from milkglass.defences.obfuscated_tables import TableDefence, public_codec
 from milkglass.errors import JobFailed, ModelNotFound, UsageError
 from milkglass.experiments.procedures.trials import cell_folder
 from milkglass.experiments.record import numbers_by_name, read_records
@@ -170,7 +173,7 @@ def test_the_providers_model_is_trained_once_and_kept_at_home(tmp_path: Path) ->
     made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")}
     own, plain = first["ways"][1:]
     assert own["name"] == "own-model" and own["quality"] == plain["quality"] and first["kept_way"] == "own-model"
-    assert len([*cache.glob("*/cell.json")]) <= 1 and made and not (tmp_path / "one" / "cells").exists()
+    assert len([*cache.glob("*/about.json")]) == 1 and made and not (tmp_path / "one" / "cells").exists()
     assert call("classify", "--local", first["kept"], "the wound is open").exit_code == 0
     second = document(call(*run, tmp_path / "two"))
     assert [one["quality"] for one in second["ways"]] == [one["quality"] for one in first["ways"]]
@@ -522,13 +525,19 @@ def test_a_cell_of_many_words_breaks_between_them() -> None:
     assert "<div><span>72 %</span> <span>(69-75)</span></div>" in html, "one part beside its name, on a narrow page"
 
 
-@pytest.mark.parametrize("up", [1, -1])
-def test_a_point_of_the_picture_moves_down_and_below_no_worse_one(up: int) -> None:
-    points = [(100.0, up * 1.93), (100.0, up * 2.0), (0.0, up * 2.0), (0.0, up * 2.0), (50.0, up * -1.0)]
-    places = picture._places(points, up)
-    assert [x for x, _ in places] == [x for x, _ in points], "what is read stays as it is"
-    assert places[1] == points[1] and places[2] == points[2] and places[4] == points[4]
-    assert up * places[0][1] < up * places[1][1] and up * places[3][1] < up * places[2][1]
+@pytest.mark.parametrize("measure", ["accuracy", "loss"])
+def test_markers_stand_where_their_values_are(measure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways with the same value are rings around each other; moving one would show it below a worse way."""
+    drawn = list[Any]()
+    monkeypatch.setattr(picture, "svg", lambda figure, title: drawn.append(figure) or "")
+    values = {"plain": (0.96, 1.0), "masked": (0.95, 0.9), "confidential": (0.96, 0.0), "enclave": (0.955, 0.01)}
+    ways = [way(name, "sent as it is", value, 0.1, read) for name, (value, read) in values.items()]
+    picture.picture_svg(replace(compared(*ways), measure=measure))
+    (axes,), scale = drawn[0].axes, 100 if measure == "accuracy" else 1
+    markers = [line for line in axes.lines if len(line.get_xdata()) == 1]
+    places = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in markers]
+    assert places[1:] == [pytest.approx((100 * read, scale * value)) for value, read in values.values()]
+    assert markers[3].get_markersize() < markers[4].get_markersize() and markers[4].get_fillstyle() == "none"
 
 
 def test_the_picture_draws_only_what_is_known() -> None:
@@ -598,7 +607,7 @@ def test_every_next_command_is_one(tmp_path: Path) -> None:
         set[str](),
         {
             "model": "m", "rows": "r", "task": " --task regression", "kept": "k", "text": "t",
-            "compare": "milkglass compare m r",
+            "compare": "milkglass compare m r", "halves": " --epochs 3",
         },
     )  # fmt: skip
     for one in WAYS.values():
@@ -615,13 +624,36 @@ def test_every_next_command_is_one(tmp_path: Path) -> None:
     assert len(keys) == len({*keys}), "two ways never share a key"
 
 
+@pytest.mark.parametrize("family", ["bert", "llama-tied"])
+def test_obfuscate_makes_the_key_that_was_attacked(family: str, tmp_path: Path) -> None:
+    """The command that a page gives for a scrambled way has the parameters of the way, for encoders and decoders."""
+    base, group, named = Checkpoint.open(tiny.save(family, tmp_path / family)), get_command(app), list[str]()
+    for way in WAYS.values():
+        words = shlex.split(way.command.format(model="m", rows="r", task="", kept="k", text="t", halves=""))
+        if words[:2] != ["milkglass", "obfuscate"]:
+            continue
+        command = group.commands["obfuscate"]  # type: ignore[attr-defined]
+        options = command.make_context("obfuscate", words[2:]).params
+        parameters = _scheme_parameters(options["scheme"] or "obfuslm", options["assignments"] or [], {})
+        asked = scheme_for(base, options["scheme"] or "obfuslm", **parameters)
+        setting: Any = SimpleNamespace(base=base)
+        assert isinstance(way, DefenceWay)
+        defence = way.defence(setting)
+        assert isinstance(defence, TableDefence) and asked.document() == defence.scheme.document(), way.name
+        named.append(way.name)
+    assert {"obfuslm", "orthogonal", "coarse-16", "coarse-64"} <= {*named}
+
+
 def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     scores = written(tmp_path / "scores.jsonl", [{**row, "label": str(i / 7)} for i, row in enumerate(rows(0, 100))])
     for data, task in ((scores, "regression"), (written(tmp_path / "rows.jsonl", rows(0, 100)), "classification")):
         own = ComparisonRows.read(DataFile(data), None, 3, task=task)
         option = " --task regression" if task == "regression" else ""
-        commands = {"model": "m", "rows": "r", "task": option, "kept": "k", "text": "t", "compare": "milkglass compare"}
+        commands = {
+            "model": "m", "rows": "r", "task": option, "kept": "k", "text": "t", "halves": "",
+            "compare": "milkglass compare",
+        }  # fmt: skip
         setting = ComparisonSettings(
             "bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, commands=commands
         )
@@ -927,23 +959,36 @@ def test_a_kept_model_of_scores_gives_them_in_any_library_in_the_users_unit(tmp_
     assert all(101 < score < 109 for score in expected if score is not None)
 
 
+def read_by(attack: Any, folder: Path, **options: Any) -> Reading:
+    """Returns what this attack reads of replaced words, after one that counts tokens."""
+    base = Checkpoint.open(tiny.save("bert", folder / "bert"))
+    own = ComparisonRows.read(DataFile(written(folder / "rows.jsonl", rows(0, 100))), None, 0)
+    settings = ComparisonSettings("m", base, base.digest(), own, Hyperparameters(), 0, folder / "cells", 1, print)
+    client, server = defence_of({"sanitizer": "rnm", "epsilon": 3.0}).split(
+        base, own.train, bytes(32), folder / "server"
+    )
+    cell: Any = SimpleNamespace(name="x", client=client, server=server)
+    attacks = {"tfa": ATTACKS["tfa"], "channel": attack}
+    return attackers.reading_of(settings, cell, [], Budget.of_work(60), folder / "work", attacks=attacks, **options)
+
+
 def test_an_attack_that_failed_is_named_and_its_way_is_read_at_least_so_far(tmp_path: Path) -> None:
     class Failing(type(ATTACKS["channel"])):  # type: ignore[misc]
         def __call__(self, *arguments: object) -> None:
             raise MemoryError("no room")
 
-    base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
-    own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 0)
-    settings = ComparisonSettings("m", base, base.digest(), own, Hyperparameters(), 0, tmp_path / "cells", 1, print)
-    client, server = defence_of({"sanitizer": "rnm", "epsilon": 3.0}).split(
-        base, own.train, bytes(32), tmp_path / "server"
-    )
-    cell = SimpleNamespace(name="x", client=client, server=server)
-    found = attackers.reading_of(
-        settings, cell, [], Budget.of_work(60), tmp_path / "work",  # type: ignore[arg-type]
-        attacks={"tfa": ATTACKS["tfa"], "channel": Failing()},
-    )  # fmt: skip
+    found = read_by(Failing(), tmp_path)
     assert found.cut and any("failed, and may read more" in one for one in found.more)
+
+
+def test_an_attack_that_never_asks_its_budget_is_ended_by_the_clock(tmp_path: Path) -> None:
+    class Endless(type(ATTACKS["channel"])):  # type: ignore[misc]
+        def __call__(self, *arguments: object) -> None:
+            while True:
+                time.sleep(0.01)
+
+    found = read_by(Endless(), tmp_path, clock=1.0, deadline=Budget(1.0, clock=time.monotonic))
+    assert found.cut and found.tokens is not None and found.tokens.value > 0, "what was read before stays"
 
 
 def test_a_way_that_cannot_be_run_here_is_a_row_and_the_others_are_run(
@@ -1175,6 +1220,18 @@ def test_a_folder_of_another_version_is_not_taken_over(tmp_path: Path) -> None:
         "out holds the files of another version",
     )  # fmt: skip
     assert [one.name for one in out.iterdir()] == ["run.json"]
+
+
+def test_results_of_other_code_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade may mend a way or an attack: its page must not show what the earlier code found."""
+    package = Path(attackers.__file__).parents[1]
+    assert all((package / folder).is_dir() for folder in attackers.WITHOUT_FIGURES)
+    model, data = tiny.save("bert", tmp_path / "bert"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
+    assert "Taken over" not in str(document(call(*run))["notes"])
+    assert "Taken over" in str(document(call(*run))["notes"])
+    monkeypatch.setattr(attackers, "source_digest", lambda excluded: "of other code")
+    assert "Taken over" not in str(document(call(*run))["notes"])
 
 
 def test_rows_of_one_class_are_refused_before_anything_is_written(tmp_path: Path) -> None:

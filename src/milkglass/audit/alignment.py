@@ -181,16 +181,18 @@ class _Dictionary:
         places = np.full(len(token_ids), NO_BELIEF, np.int64)
         if not len(token_ids) or not len(sent):
             return places
-        is_same = token_ids[:, None] == sent
-        scores = np.where(is_same, NEW_SAME_ID_SCORE, NO_PAIR_SCORE)
+        is_same: NDArray[np.bool_] = token_ids[:, None] == sent
+        scores = np.full(is_same.shape, NO_PAIR_SCORE)
+        scores[is_same] = NEW_SAME_ID_SCORE
         if len(self.codes):
             is_known = (token_ids[:, None] < self.size) & (sent < self.size)
             wanted = np.where(is_known, token_ids[:, None] * self.size + sent, -1)
             index = np.minimum(np.searchsorted(self.codes, wanted), len(self.codes) - 1)
-            scores = np.where(self.codes[index] == wanted, self.scores[index], scores)
+            is_known = self.codes[index] == wanted
+            scores[is_known] = self.scores[index][is_known]
         is_in_order = np.zeros(scores.shape, np.bool_)
-        rows = np.flatnonzero((in_order != NO_BELIEF) & (in_order < len(sent)))
-        is_in_order[rows, in_order[rows]] = True
+        kept = np.flatnonzero((in_order != NO_BELIEF) & (in_order < len(sent)))
+        is_in_order[kept, in_order[kept]] = True
         tokens, chosen = linear_sum_assignment(-(scores + IN_ORDER_BONUS * is_in_order))
         is_taken = (scores[tokens, chosen] > NO_PAIR_SCORE) | is_in_order[tokens, chosen]
         places[tokens[is_taken]] = chosen[is_taken]

@@ -118,7 +118,7 @@ def compare(
     if held_out is not None:
         held_out.columns_by_role()
     from milkglass.compare.keep import require_apart, require_free
-    from milkglass.compare.prepare import prepare
+    from milkglass.compare.prepare import halves_options, prepare
     from milkglass.compare.report import page
     from milkglass.compare.report.words import kept_line, legend, line, next_line, notes_of
     from milkglass.compare.report.words import table as rows_of
@@ -174,7 +174,7 @@ def compare(
         commands = {
             "model": shlex.quote(model), "rows": shlex.quote(clean_rows),
             "task": " --task regression" if rows.task == "regression" else "", "kept": shlex.quote(str(kept_folder)),
-            "text": f"'a new text'{second_text}",
+            "text": f"'a new text'{second_text}", "halves": halves_options(prepared.training),
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
         settings = ComparisonSettings(

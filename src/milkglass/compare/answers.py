@@ -104,9 +104,16 @@ class ChatPreparer:
         """Returns the ids of a row's prompt, as they are sent."""
         if self.sanitizer is not None:
             return self.sanitizer.sent_prompt(self.codec.tokenizer, prompt_messages(row), self.codec.max_tokens).ids
+        return self.codec.encode_chat(self._messages(row), tools=row.tools)
+
+    def texts(self, row: Example) -> list[str]:
+        """Returns what crosses of a row's prompt where text is sent: its messages, and the definitions of tools."""
+        tools = [json.dumps(row.tools, ensure_ascii=False)] if row.tools else []
+        return [*(str(message.get("content") or "") for message in self._messages(row)), *tools]
+
+    def _messages(self, row: Example) -> tuple[Message, ...]:
         messages = prompt_messages(row)
-        messages = self._mask(messages) if isinstance(self.client, MaskingClient) else messages
-        return self.codec.encode_chat(messages, tools=row.tools)
+        return self._mask(messages) if isinstance(self.client, MaskingClient) else messages
 
     def _mask_questions(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Returns a conversation with its answers as they are, since the loss is of all of them."""

@@ -25,6 +25,7 @@ from milkglass.compare.result import Reading
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
+from milkglass.experiments.runs import source_digest
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 from milkglass.metrics.recovery import floor_accuracies
@@ -33,13 +34,23 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
+# Folders of the package without code that decides a figure of a comparison
+WITHOUT_FIGURES = frozenset(
+    {"attest", "audit/report", "cli", "compare/report", "demo", "enclave", "engines", "federated", "lab", "monitor",
+     "proxy"}
+)  # fmt: skip
 ALL_READ = "nothing: it is sent as it is"
+
+
+def figures_code() -> str:
+    """Returns a digest of the code that decides figures of a comparison. Results of other code are not taken over."""
+    return source_digest(WITHOUT_FIGURES)
 
 
 def reading_of(
     setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
     progress: Callable[[AttackResult], None] = lambda result: None, on_begin: Log = no_log,
-    attacks: Mapping[str, Attack] = ATTACKS, clock: float = math.nan,
+    attacks: Mapping[str, Attack] = ATTACKS, clock: float = math.nan, deadline: Budget | None = None,
 ) -> Reading:  # fmt: skip
     """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
 
@@ -51,15 +62,17 @@ def reading_of(
         progress: receives the result of each attack.
         on_begin: receives the title of each attack when it begins.
         clock: the seconds by the clock after which `budget` is over too; nan if no clock ends it.
+        deadline: a budget of the clock's seconds that ends an attack which did not end by itself.
     """
     private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
     held_corpora = {who: texts for who, texts in corpora.items() if texts}
     scene = scene_of(setting.base, cell.client, cell.server, private, held_corpora)
     signatures = [signature(attack) for attack in attacks.values()]
-    identity = {"cell": cell.name, "texts": _digest([*private, "", *public]), "attacks": signatures}
+    texts = _digest([*private, "", *public])
+    identity = {"cell": cell.name, "texts": texts, "attacks": signatures, "code": figures_code()}
     with cap_torch_threads():
         folder = work_folder / _digest([json.dumps(identity)])[:12]
-        store, options = ResumeStore.open(folder, identity), RunOptions(on_begin=on_begin)
+        store, options = ResumeStore.open(folder, identity), RunOptions(deadline=deadline, on_begin=on_begin)
         finished = run(scene, attacks, store, budget, setting.seed, progress, options)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
@@ -184,7 +197,9 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
             words.append(f"{percent(share)} of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
         share_text = percent(masks["masks guessed"], is_cut, decimals=1)
-        words.append(f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed")
+        words.append(
+            f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed from the text before them"
+        )
     return tuple(words)
 
 

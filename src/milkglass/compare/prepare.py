@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,15 @@ def prepare(
     cut_note = cut_words(tokens, training.max_length, max_tokens, rows.train.pairs is not None)
     notes = [*rows.repeats_notes, cut_note, unknown_words(base, tokens)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
+
+
+def halves_options(training: Hyperparameters) -> str:
+    """Returns the options of `milkglass split train` by which two halves are trained as a comparison trains them."""
+    steps = f" --max-steps {training.max_steps}" if training.max_steps else ""
+    return (
+        f" --epochs {math.ceil(training.n_epochs)}{steps} --batch-size {training.batch_size}"
+        f" --learning-rate {training.learning_rate:g} --max-length {training.max_length}"
+    )
 
 
 def _prepare_chats(

@@ -47,6 +47,7 @@ RUN_VERSION = 12  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, though the time is over
 MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model has so many
+MAX_OVERTIME_SECONDS = 5.0  # by the clock, for attacks that do not end by themselves when the budget is over
 MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way may exceed it
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
@@ -229,10 +230,10 @@ def _taken_over_notes(setting: ComparisonSettings, taken_over: Mapping[str, str]
 
 
 def _methods_digest(way: Way) -> str:
-    """Returns a digest of a way and of the attacks on it, whose parameters decide its result. Its words do not."""
+    """Returns a digest of a way, of the attacks on it and of the code, which decide its result. Its words do not."""
     silent_way = replace(way, title="", trust="", provider="", command="")
     attacks = [*map(signature, ATTACKS.values())] if _is_attacked(way) else []
-    return hashlib.sha256(json.dumps([signature(silent_way), *attacks]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([attackers.figures_code(), signature(silent_way), *attacks]).encode()).hexdigest()
 
 
 def _is_attacked(way: Way) -> bool:
@@ -477,7 +478,10 @@ class _Run:
         work_limit = max(self.limits.attack_work, way.attack_work)
         clock_limit = f", or {duration_text(seconds)} by the clock" if math.isfinite(seconds) else ""
         self.log(f"{way.title}: attacked, with {duration_text(work_limit)} of one core's work at most{clock_limit}")
-        budget = Budget.of_work(work_limit, lambda: time.monotonic() > started + seconds)
+        budget, deadline = Budget.of_work(work_limit, lambda: time.monotonic() > started + seconds), None
+        if math.isfinite(seconds):
+            overtime = self.limits.at_most(MAX_OVERTIME_SECONDS)
+            deadline = Budget(max(0.0, seconds) + overtime, clock=time.monotonic)
 
         largest_share = 0.0
 
@@ -498,6 +502,7 @@ class _Run:
             report_stronger,
             lambda attack: self.on_begin(f"{title}: {attack}"),
             clock=seconds if math.isfinite(seconds) else math.nan,
+            deadline=deadline,
         )
         self.on_begin(title)
         self._attack_seconds.append(time.monotonic() - started)

@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
+from milkglass.client.key.scheme import scheme_for
 from milkglass.compare import answers
 from milkglass.compare.chat_rows import TASK, ChatRows, has_tools, unsanitized_share
-from milkglass.compare.result import Group, slower_alternative
+from milkglass.compare.result import UNCHANGED_GROUPS, Group, slower_alternative
 from milkglass.compare.rows import ComparisonRows
 from milkglass.deadline import require_time
 from milkglass.defences.catalogue import defence_of
-from milkglass.defences.obfuscated_tables import Plain
+from milkglass.defences.obfuscated_tables import Plain, TableDefence
+from milkglass.defences.sanitized_text import ReplacedTextClient
+from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
 from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
@@ -61,8 +64,8 @@ class ComparisonSettings:
         cells: the folder of trained cells.
         threads: how many threads one training uses.
         log: receives the progress of what takes long.
-        commands: what {model}, {rows}, {task}, {kept}, {text} and {compare} stand for in the next commands; "run" is
-            the command of this comparison.
+        commands: what {model}, {rows}, {task}, {kept}, {text}, {halves} and {compare} stand for in the next commands;
+            {halves} are the options of a training of two halves, and "run" is the command of this comparison.
         notes: how the rows are trained with and asked about.
     """
 
@@ -195,6 +198,11 @@ def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]
     """Returns (rows,) a cell's classes or scores."""
     predictions = unpack_answers(cell.packed_predictions)
     return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
+
+
+def text_bytes(texts: Sequence[str]) -> int:
+    """Returns the size of texts in UTF-8."""
+    return sum(len(text.encode()) for text in texts)
 
 
 def wire_bytes(sent: Sequence[Observation], text_count: int) -> float:
@@ -365,13 +373,17 @@ class DefenceWay(Way):
     """Puts a defence in front of a provider's model.
 
     Attributes:
-        entry: the defence as a recipe writes it (defences/catalogue.py). {}: there is none.
+        entry: the defence as a recipe writes it (defences/catalogue.py). {}: there is none. What a scheme's entry
+            leaves open is what `milkglass obfuscate` suggests for the model.
     """
 
     entry: Mapping[str, Any] = field(default_factory=dict)
 
     def defence(self, setting: ComparisonSettings) -> Defence:
-        return defence_of(self.entry)
+        if "scheme" not in self.entry:
+            return defence_of(self.entry)
+        parameters = {name: value for name, value in self.entry.items() if name != "scheme"}
+        return TableDefence(scheme_for(setting.base, self.entry["scheme"], **parameters))
 
     def refusal(self, setting: ComparisonSettings) -> str | None:
         return self.defence(setting).refusal(setting.base)
@@ -394,10 +406,16 @@ class DefenceWay(Way):
         sent = client.send(texts, pairs)
         seconds = 1000 * watch.seconds() / len(texts)
         size = wire_bytes(sent, len(texts))
+        if isinstance(client, TokenClient) and self._sends_text(client):
+            size = text_bytes([*client.prepare(texts), *client.prepare(pairs or [])]) / len(texts)
         # The provider trains, so that no training counts
         return WayAnswer(
             answers_of(setting, cell), cell.client_seconds, seconds, size, cell, notes=self._language_notes(setting)
         )
+
+    def _sends_text(self, client: Client) -> bool:
+        """Returns whether text crosses, not ids or states."""
+        return self.group in UNCHANGED_GROUPS or isinstance(client, ReplacedTextClient)
 
     def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
         cell, preparer = decoder_of(setting, self.defence(setting))
@@ -407,7 +425,9 @@ class DefenceWay(Way):
         prompts = [preparer.prompt(example) for example in examples]
         seconds = 1000 * watch.seconds() / len(examples)
         size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
-        if self.group == "states are sent":  # a row of the table for each token
+        if self._sends_text(preparer.client):
+            size = sum(text_bytes(preparer.texts(example)) for example in examples) / len(examples)
+        elif self.group == "states are sent":  # a row of the table for each token
             size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(setting.base)
         return WayAnswer(
             answers.predictions(cell, rows),
@@ -429,7 +449,7 @@ class DefenceWay(Way):
     def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
         """Returns sentences on what the answers are worth, and on what else crosses."""
         notes, steps = list[str](), setting.training.max_steps
-        if "k" in self.entry and steps is not None and steps < FEW_STEPS:
+        if self.entry.get("scheme") == "obfuslm" and steps is not None and steps < FEW_STEPS:
             alternative = slower_alternative(setting.commands.get("run", ""))
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs{alternative}")
         broken = getattr(getattr(self.defence(setting), "scheme", None), "broken", None)
@@ -542,7 +562,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
-        trust="that nobody with similar text attacks the ids", provider=SERVES, entry={"k": 10, "epsilon": 0.1},
+        trust="that nobody with similar text attacks the ids", provider=SERVES, entry={"scheme": "obfuslm"},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
     ),
     DefenceWay(
@@ -573,9 +593,9 @@ WAYS: Catalogue[Way] = Catalogue(
     DefenceWay(
         name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
         tasks=("classification",),
-        trust="the noise, which has no proof here", provider="the upper layers of the model",
+        trust="the noise, which has no proof here", provider="a small head: your machine runs the whole encoder",
         entry={"encoder": "cape"},
-        command="milkglass split train {model} --method cape --data {rows} --client mine --server theirs",
+        command="milkglass split train {model} --method cape --data {rows} --client mine --server theirs{halves}",
     ),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",

@@ -26,7 +26,7 @@ from milkglass.progress import Progress, no_progress
 from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTION_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
-from milkglass.rows.place import Place, Row, fields_hint, is_missing, text_of
+from milkglass.rows.place import Place, Row, fields_hint, is_missing, text_of, with_fields
 
 RowKind = Literal["labelled", "chat", "text"]
 WEIGHT_FIELDS = ("weight", "sample_weight", "train", "loss", "mask")  # fields by which other trainers weigh a row
@@ -300,12 +300,12 @@ def _column_of_labels(source: Source) -> str:
 
 def no_labels_error(source: Source, summary: Summary) -> CodecError:
     """Returns the error for data without the labels that are needed. It names the columns."""
-    hint = 'give rows with a "text" and a "label"'
-    if summary.kind == "text" and DataFile.of(source).suffix != ".txt":
-        place, row = next(DataFile.of(source).rows())
-        columns = fields_hint(place, row, DataFile.of(source).named_columns)
-        hint = f"{columns}; --label-column names the column of labels"
-    return CodecError(f"{source.name} has no labels: its rows are {ROW_NOUNS[summary.kind]}", hint)
+    fault = f"{source.name} has no labels: its rows are {ROW_NOUNS[summary.kind]}"
+    if summary.kind != "text" or DataFile.of(source).suffix == ".txt":
+        return CodecError(fault, 'give rows with a "text" and a "label"')
+    (place, row), named = next(DataFile.of(source).rows()), DataFile.of(source).named_columns
+    columns = fields_hint(place, row, named)
+    return with_fields(CodecError(fault, f"{columns}; --label-column names the column of labels"), place, row, named)
 
 
 def checked_summary(source: Source, task: str | None) -> Summary:
@@ -366,13 +366,13 @@ def _read_example(file: DataFile, place: Place, row: Row, header: Sequence[str],
     pair = None if pair_column is None else text_of(place, row, pair_column)
     if label_column is None:
         if pair is not None:
-            raise CodecError(
-                f"{place} has a {pair_column} and no label",
-                f"{fields_hint(place, row, file.named_columns)}; --label-column names the column of labels",
-            )
+            hint = f"{fields_hint(place, row, file.named_columns)}; --label-column names the column of labels"
+            error = CodecError(f"{place} has a {pair_column} and no label", hint)
+            raise with_fields(error, place, row, file.named_columns)
         return Example(place.number, "text", text, noun=place.noun)
     if label_column not in header:
-        raise CodecError(f"{place} has no {label_column}", fields_hint(place, row, (label_column,)))
+        error = CodecError(f"{place} has no {label_column}", fields_hint(place, row, (label_column,)))
+        raise with_fields(error, place, row, (label_column,))
     if label_column not in row:
         raise _missing_column_error(file, place, row, label_column)
     return Example(
@@ -405,14 +405,16 @@ def _row_text(file: DataFile, place: Place, row: Row, header: Sequence[str]) -> 
 
 def _missing_column_error(file: DataFile, place: Place, row: Row, column: str) -> EmptyText:
     """Returns the error for a row that lacks a column that other rows have."""
-    hint = f"give it one ({fields_hint(place, row, (column, *file.named_columns))})"
-    return EmptyText(f"{place} has no {column}", hint)
+    names = (column, *file.named_columns)
+    error = EmptyText(f"{place} has no {column}", f"give it one ({fields_hint(place, row, names)})")
+    return with_fields(error, place, row, names)
 
 
 def _row_id_of(place: Place, row: Row, identifier: str | None) -> str:
     """Returns a row's id on one line, or "" if it has none. Raises CodecError if a named column has no id."""
     if identifier is not None and identifier not in row:
-        raise CodecError(f"{place} has no {identifier}", f"{fields_hint(place, row, (identifier,))}; see --id-column")
+        hint = f"{fields_hint(place, row, (identifier,))}; see --id-column"
+        raise with_fields(CodecError(f"{place} has no {identifier}", hint), place, row, (identifier,))
     cell = row.get(identifier or ID_COLUMN)
     cell = int(cell) if isinstance(cell, float) and cell.is_integer() else cell
     if not isinstance(cell, bool) and isinstance(cell, str | int):

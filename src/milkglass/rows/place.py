@@ -4,8 +4,9 @@ A message names the file, the line and the column, and never a cell's content, w
 a file without a header is a row of text. It counts as a header, and is shown completely, only if one of its cells is a
 column that the user or the program looks for, in any spelling ("Customer said" for customer_said): a row of text is
 not expected to have that very word as a cell. It also counts as a header if it has a name where the rows below have
-numbers. In any other first line a cell with a blank, such as "my arm hurts", may be text. Then only single words that
-look like names are shown, and the rest is counted. The keys of JSON objects and the columns of Parquet are names.
+numbers. In any other first line a cell with a blank, such as "my arm hurts", may be text. Then a message has only
+single words that look like names, and counts the rest; a command prints the line itself on its user's terminal
+(`MilkglassError.for_terminal`). The keys of JSON objects and the columns of Parquet are names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from milkglass.errors import CodecError, EmptyText
 from milkglass.unique_keys import RepeatedKey
@@ -25,6 +26,8 @@ from milkglass.unique_keys import RepeatedKey
 MAX_COLUMNS_SHOWN = 20  # column names in a message
 MAX_PLACES_SHOWN = 3  # places in a message
 MAX_NAME_CHARACTERS = 64  # characters of a column's name in a message
+MAX_CELL_CHARACTERS = 40  # characters of a first line's cell on the terminal
+AnyCodecError = TypeVar("AnyCodecError", bound=CodecError)
 USUAL_COLUMNS = frozenset({"text", "sentence", "label"})  # columns that any file may have
 AMBIGUOUS_COLUMNS = frozenset({"question", "premise", "dialogue"})  # such a cell may be the label of a row of text
 
@@ -92,18 +95,20 @@ def require_columns(
     columns = [*required, *(name for name in text_columns if name not in AMBIGUOUS_COLUMNS)]
     if text_columns and not {*text_columns} & {*names}:
         is_header = looks_like_header(names, rows) or _has_named_columns(file)
-        raise CodecError(
+        error = CodecError(
             f"the header of {file} names no column {' or '.join(text_columns[:2])}",
             f"{columns_hint(names, columns, is_header)}; {NAMING_HINT}",
         )
+        raise with_first_line(error, names, columns, is_header)
     if absent_columns := [name for name in required if name not in names]:
         is_header = looks_like_header(names, rows) or _has_named_columns(file)
         hint = columns_hint(names, required, is_header)
         similar_names = difflib.get_close_matches(absent_columns[0], _shown_columns(names, required, is_header), 1)
-        raise CodecError(
+        error = CodecError(
             f"the header of {file} names no column {absent_columns[0]}",
             f"is it {similar_names[0]}? {hint}" if similar_names else hint,
         )
+        raise with_first_line(error, names, required, is_header)
     for index, name in enumerate(names, 1):
         if name.strip() and (first_index := names.index(name) + 1) < index:
             fault = f"names the column {shown_name(name)} twice, as column {first_index} and as column {index}"
@@ -112,7 +117,8 @@ def require_columns(
 
 def no_text_error(place: Place, names: Collection[str], expected: Collection[str] = ()) -> CodecError:
     """Returns the error for a row in which no column is known to hold the text."""
-    return CodecError(f"{place} has no text", f"{fields_hint(place, names, expected)}; {NAMING_HINT}")
+    error = CodecError(f"{place} has no text", f"{fields_hint(place, names, expected)}; {NAMING_HINT}")
+    return with_fields(error, place, names, expected)
 
 
 def _has_named_columns(file: str) -> bool:
@@ -160,13 +166,30 @@ def columns_hint(names: Collection[str], expected: Collection[str] = (), is_head
         )
     if not hidden_count:
         return f"the columns there are: {', '.join(shown_names)}"
-    reason = "" if shows_all else ", not shown here: a first line with blanks in its cells may be text"
+    reason = "" if shows_all else "; a first line with blanks in its cells may be text"
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 
 def fields_hint(place: Place, row: Collection[str], expected: Collection[str] = ()) -> str:
     """Returns the hint of `columns_hint` for a row: the keys of a JSON object and Parquet's columns are names."""
     return columns_hint(row, expected, _has_named_columns(place.file))
+
+
+def with_first_line(
+    error: AnyCodecError, names: Collection[str], expected: Collection[str] = (), is_header: bool = False
+) -> AnyCodecError:
+    """Returns the error with the first line of the file for the terminal, if `columns_hint` does not show all of it."""
+    if not _are_names(names, expected, is_header):
+        cells = [shown_name(name, MAX_CELL_CHARACTERS) for name in [*names][:MAX_COLUMNS_SHOWN]]
+        error.for_terminal = f"its first line: {' | '.join(cells)}"
+    return error
+
+
+def with_fields(
+    error: AnyCodecError, place: Place, row: Collection[str], expected: Collection[str] = ()
+) -> AnyCodecError:
+    """Returns the error of a row as `with_first_line` does it."""
+    return with_first_line(error, row, expected, _has_named_columns(place.file))
 
 
 def _are_names(names: Collection[str], expected: Collection[str], is_header: bool) -> bool:
@@ -186,10 +209,10 @@ def _comparable_name(name: str) -> str:
     return _SEPARATOR_PATTERN.sub("", name).casefold()
 
 
-def shown_name(name: str) -> str:
+def shown_name(name: str, max_characters: int = MAX_NAME_CHARACTERS) -> str:
     """Returns a name for a message: printable, on one line, of bounded length."""
     line = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
-    return line if len(line) <= MAX_NAME_CHARACTERS else f"{line[:MAX_NAME_CHARACTERS]}..."
+    return line if len(line) <= max_characters else f"{line[:max_characters]}..."
 
 
 def is_missing(cell: Any) -> bool:

@@ -163,6 +163,8 @@ class MaskFilling(Attack):
             text_indices, queue = queue[:TEXTS_AT_A_TIME], queue[TEXTS_AT_A_TIME:]
             text_indices = text_indices[np.argsort(texts.lengths[text_indices], kind="stable")]
             for batch in reader.read_texts(Sequences(reading, texts.lengths), text_indices):
+                if budget.left() <= 0:
+                    return
                 starts_mask = np.isin(batch.places, list(mask_at))
                 for row in np.flatnonzero(starts_mask).tolist():
                     mask = mask_at[int(batch.places[row])]

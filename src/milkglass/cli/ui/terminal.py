@@ -156,6 +156,8 @@ def report_error(error: MilkglassError, as_json: bool) -> None:
     note(f"error: {error.message}")
     if error.hint:
         note(f"  hint: {error.hint}")
+    if error.for_terminal:
+        note(f"  {error.for_terminal}")
 
 
 def is_stderr_terminal() -> bool:

@@ -9,8 +9,8 @@ from milkglass.compare.result import ComparisonResult, Group, WayResult
 from milkglass.plots import GREY, INK, panels, plot_style, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 460
-MARKER_WIDTH = 2.5  # percent of the axis
-MARKER_HEIGHT = 0.05  # of the distance between the highest and the lowest way
+MARKER_SIZE, RING_STEP = 8.0, 6.0  # points; a marker that would hide others is a ring around them
+NEAR_READ, NEAR_VALUE = 2.0, 0.03  # percent of the axis, and of the distance between the highest and the lowest way
 STYLES: dict[Group, tuple[str, str]] = {  # marker and colour
     "nothing is sent": ("D", "#1b7f5c"), "names are masked": ("s", "#7b3294"), "words are replaced": ("^", "#8a6d00"),
     "words are scrambled": ("o", "#b4530a"), "states are sent": ("v", "#a01c44"),
@@ -27,15 +27,16 @@ def picture_svg(result: ComparisonResult) -> str:
     scale = 100 if result.measure == "accuracy" else 1
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
-        true_places = [(100 * way.share_read, scale * way.quality.value) for way in points if way.quality]
-        places = _places(true_places, -1 if result.measure == "loss" else 1)
+        places = [(100 * way.share_read, scale * way.quality.value) for way in points if way.quality]
         colours, labelled_groups = [STYLES[point.group][1] for point in points], set[Group]()
-        for point, (read, value), colour in zip(points, places, colours, strict=True):
+        for point, (read, value), ring, colour in zip(points, places, _rings(places), colours, strict=True):
             assert point.quality is not None
             axes.vlines(read, scale * point.quality.low, scale * point.quality.high, color=colour, linewidth=1)
+            if point.group not in labelled_groups:  # the legend has the marker itself, not a ring
+                axes.plot([], [], STYLES[point.group][0], color=colour, markersize=MARKER_SIZE, label=point.group)
             axes.plot(
-                read, value, STYLES[point.group][0], color=colour, markersize=8, alpha=0.95,
-                label=None if point.group in labelled_groups else point.group,
+                read, value, STYLES[point.group][0], color=colour, markersize=MARKER_SIZE + RING_STEP * ring,
+                fillstyle="none" if ring else "full", alpha=0.95,
             )  # fmt: skip
             labelled_groups.add(point.group)
         best_local = result.best_local
@@ -59,21 +60,11 @@ def drawn_ways(result: ComparisonResult) -> list[WayResult]:
     return [way for way in result.finished_ways if not math.isnan(way.share_read)]
 
 
-def _places(points: Sequence[tuple[float, float]], up: int) -> list[tuple[float, float]]:
-    """Returns where points are drawn: one that would hide a higher point moves down by a marker's height.
-
-    Of two ways the better one is never drawn lower, if as much is read of both.
-
-    Args:
-        points: (x, y) of each way.
-        up: 1 if larger values are drawn higher, else -1.
-    """
+def _rings(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Returns for each point (x, y) how many earlier ones lie so near that its marker would hide theirs."""
     values = [y for _, y in points]
-    step = MARKER_HEIGHT * (max(values) - min(values) or abs(values[0]) or 1)
-    placed = dict[int, tuple[float, float]]()
-    for index in sorted(range(len(points)), key=lambda index: -up * points[index][1]):
-        x, y = points[index]
-        near = [other_y for other_x, other_y in placed.values() if abs(x - other_x) < MARKER_WIDTH]
-        lowest = min((up * other_y for other_y in near), default=math.inf)
-        placed[index] = (x, up * min(up * y, lowest - step))
-    return [placed[index] for index in range(len(points))]
+    near_value = NEAR_VALUE * (max(values) - min(values))
+    return [
+        sum(abs(x - other_x) <= NEAR_READ and abs(y - other_y) <= near_value for other_x, other_y in points[:index])
+        for index, (x, y) in enumerate(points)
+    ]
