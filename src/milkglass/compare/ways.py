@@ -590,6 +590,7 @@ WAYS: Catalogue[Way] = Catalogue(
         command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
         "--data {rows}{task}",
     ),
+    # Of the methods of hidden_states, it has most right answers and least is read of it (obfuslm_table2.quick.json)
     DefenceWay(
         name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
         tasks=("classification",),
