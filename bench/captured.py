@@ -59,7 +59,7 @@ HOUSE: dict[str, dict[str, Any]] = {
     "coarse": {"scheme": "coarse", "symbols": 16},
 }
 STATES_LAYERS = 1  # layers that the control runs whose states cross
-MAX_APART = 0.1  # percent: two figures that differ by no more agree
+MAX_APART = 0.1  # percentage points: two figures that differ by no more agree
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ class MilkglassError(Exception):
     Attributes:
         hint: what to do next; "" if nothing is advised.
         extra: further fields of the server's answer over HTTP.
-        for_terminal: a line that a command prints below the hint. It may quote the user's own file, so it is neither in
-            the message nor in JSON.
+        for_terminal: a line that a command prints below the hint if stderr is a terminal. It may quote the user's own
+            file, so it is in no message, file or JSON.
     """
 
     exit_code = 1

@@ -8,6 +8,8 @@ import json
 import math
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from milkglass.client.key.scheme import scheme_for
 from milkglass.compare import attackers, kept_model
 from milkglass.compare import run as run_module
 from milkglass.compare import ways as ways_module
+from milkglass.compare.prepare import halves_options
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
@@ -50,6 +53,7 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskedText
 from milkglass.defences.obfuscated_tables import TableDefence, public_codec
 from milkglass.errors import JobFailed, ModelNotFound, UsageError
+from milkglass.experiments.kinds.comparison import halves_training
 from milkglass.experiments.procedures.trials import cell_folder
 from milkglass.experiments.record import numbers_by_name, read_records
 from milkglass.experiments.reproduce import reproduce
@@ -538,6 +542,10 @@ def test_markers_stand_where_their_values_are(measure: str, monkeypatch: pytest.
     places = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in markers]
     assert places[1:] == [pytest.approx((100 * read, scale * value)) for value, read in values.values()]
     assert markers[3].get_markersize() < markers[4].get_markersize() and markers[4].get_fillstyle() == "none"
+
+
+def test_no_two_near_markers_have_one_ring() -> None:
+    assert picture._rings([(0.0, 5.0), (1.9, 5.0), (2.1, 5.0), (50.0, 5.0), (0.0, 9.0)]) == [0, 1, 2, 0, 0]
 
 
 def test_the_picture_draws_only_what_is_known() -> None:
@@ -1222,8 +1230,38 @@ def test_a_folder_of_another_version_is_not_taken_over(tmp_path: Path) -> None:
     assert [one.name for one in out.iterdir()] == ["run.json"]
 
 
+def test_the_options_of_two_halves_are_those_of_the_comparison() -> None:
+    """The page's command trains two halves as they were trained here."""
+    training = Hyperparameters(learning_rate=1 / 3e4, batch_size=7, n_epochs=4, max_length=99, num_labels=3)
+    words = shlex.split(WAYS["cape"].command.format(model="m", rows="r", halves=halves_options(training)))
+    command: Any = get_command(app)
+    for word in words[1:3]:
+        command = command.commands[word]
+    options = command.make_context("train", words[3:]).params
+    halves = halves_training(training)
+    names = ("learning_rate", "batch_size", "epochs", "max_steps", "max_length")
+    assert {name: options[name] for name in names} == {name: getattr(halves, name) for name in names}
+
+
+def test_text_that_is_sent_is_counted_in_its_own_bytes(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "bert"), written(tmp_path / "rows.jsonl", rows(0, 300))
+    found = document(call("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "plain,rnm", "--json"))
+    mean = np.mean([len(row["text"].encode()) for row in rows(0, 300)])
+    for way_found in found["ways"]:
+        assert way_found["bytes"] == pytest.approx(mean, rel=0.4), way_found["name"]
+
+
+def test_a_comparison_loads_no_code_that_its_digest_leaves_out() -> None:
+    """But for the pages, what is left out decides no figure if nothing of it is loaded."""
+    loaded = "import milkglass.compare.run, milkglass.compare.prepare, sys; print(*sys.modules)"
+    process = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    folders = [one.replace("/", ".") for one in attackers.WITHOUT_FIGURES if not one.endswith("report")]
+    prefixes = tuple(f"milkglass.{folder}." for folder in folders)
+    assert [name for name in process.stdout.split() if f"{name}.".startswith(prefixes)] == []
+
+
 def test_results_of_other_code_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upgrade may mend a way or an attack: its page must not show what the earlier code found."""
+    """An upgrade may mend a way or an attack: its page must not show what earlier attacks read."""
     package = Path(attackers.__file__).parents[1]
     assert all((package / folder).is_dir() for folder in attackers.WITHOUT_FIGURES)
     model, data = tiny.save("bert", tmp_path / "bert"), written(tmp_path / "rows.jsonl", rows(0, 300))

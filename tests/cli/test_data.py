@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from milkglass.cli.ui import terminal
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.compare.rows import ComparisonRows
+from milkglass.errors import CodecError
 from milkglass.rows.blocks import require_rows, row_format_of
 from milkglass.rows.data_file import DataFile
-from milkglass.rows.examples import Summary, summarise
+from milkglass.rows.examples import Summary, read_examples, summarise
 from tests.cli.kit import SECRET, Owner, call, refused
 
 TEXTS = [f"the nurse called about the results on monday, {n}" for n in range(100)]
@@ -314,3 +316,18 @@ def test_a_row_of_several_lines_is_named_by_its_first(tmp_path: Path) -> None:
     table.write_text('text,label\r\n"one\r\ntwo",a\r\nthree,b\r\n"four\r\nfive",\r\n', "utf-8", newline="")
     numbers = [place.number for place, _ in DataFile(table).rows()]
     assert numbers == [2, 4, 5]
+
+
+def test_a_terminal_alone_shows_a_first_line_that_may_be_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person sees what their own file has; a log, JSON and the error itself never do."""
+    path = tmp_path / "rows.csv"
+    path.write_text("Customer comment,Topic code\nthe wound is open,urgent\n", "utf-8")
+    run = ("data", path, "--out", tmp_path / "out.jsonl")
+    assert "Customer" not in call(*run).stderr and "Customer" not in call(*run, "--json").stderr
+    with pytest.raises(CodecError) as caught:
+        list(read_examples(DataFile(path)))
+    assert "Customer" not in f"{caught.value} {caught.value!r}"
+    monkeypatch.setattr(terminal, "is_stderr_terminal", lambda: True)
+    assert "its first line: Customer comment | Topic code" in call(*run).stderr
+    path.write_text("id,body\n1,the wound is open\n", "utf-8")
+    assert "the columns there are: id, body" in call(*run).stderr and "first line" not in call(*run).stderr

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.attacks.embeddings.sparse import equal_rows
-from milkglass.audit.alignment import likeliest_places, orders_of
+from milkglass.audit.alignment import IN_ORDER, MIN_FIXED_SHARE_OF_WORDS, Alignment, Order, align, fixed_orders
 from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
@@ -40,6 +40,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
+from milkglass.progress import Progress, Stage, no_progress, no_stage
 from milkglass.rows.labels import is_number
 from milkglass.rows.place import Place, text_of
 from milkglass.rows.tables import json_rows
@@ -188,6 +189,7 @@ def scene_of(
     layer: int = 0,
     served: Checkpoint | None = None,
     public: Sequence[str] | None = None,
+    stage: Stage = no_stage,
 ) -> Scene:
     """Returns the scene of captured rows.
 
@@ -198,6 +200,7 @@ def scene_of(
         layer: how many layers the client runs before it sends vectors.
         served: the model on the vendor's server, to which ids are sent. None: the attacker does not have it.
         public: texts of another kind that an attacker has. None: no attacker has any.
+        stage: receives the texts whose order is found.
 
     Raises:
         CodecError: what was sent does not fit the public model's tokens, or the served model.
@@ -216,7 +219,7 @@ def scene_of(
     texts_left = decontaminate([row.text for row in attacker_rows], [row.text for row in private])
     require_attacker_texts(ALIKE, len(texts_left))
     client = _CapturedClient(base, codec, layer)
-    texts = client.sent_texts(rows)
+    texts = client.sent_texts(rows, stage("find the order", len(rows)))
     private_sent, attacker_sent = texts.select(order[:middle]), texts.select(order[middle:][texts_left])
     corpora = [attacker_sent.original]
     attackers = []
@@ -226,11 +229,12 @@ def scene_of(
         corpora.insert(0, client.public_ids([public[index] for index in texts_left.tolist()]))
         attackers.append(Adversary.with_text(OTHER, Knowledge(corpus=corpora[0])))
     truth = replace(truth_of(codec, private_sent.sent, private_sent.original, corpora), origin=private_sent.origin)
-    scheme = {"name": f"captured {rows[0].kind}"}
+    order_text = "" if texts.order == IN_ORDER else f", sent {texts.order}"
+    scheme = {"name": f"captured {rows[0].kind}{order_text}"}
     text_alone = Knowledge(corpus=attacker_sent.original)
     text_and_client = replace(text_alone, **client.knowledge_fields(attacker_sent))
     attackers += [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
-    max_id = max(int(texts.sent.ids.max(initial=0)) for texts in (private_sent, attacker_sent))
+    max_id = int(texts.sent.ids.max(initial=0))
     served_weights = [] if served is None else [_served_weights(served, rows[0], max_id)]
     if rows[0].kind == "text":  # its tokens are public ids, so that the public model's table belongs to them
         served_weights = [Weights(Model.open(base.folder))]
@@ -304,13 +308,15 @@ class _SentTexts:
         sent: the ids that crossed; where vectors crossed, the public ids.
         original: the texts' public ids.
         places: for each text (tokens,) the place of each token in what was sent for the text. None: each was sent in
-            its own place.
+            its own place, or what was sent stands in the order of the tokens here.
+        order: the name of the order in which the tokens were sent.
     """
 
     observation: Observation
     sent: Sequences
     original: Sequences
     places: Sequence[Ids] | None
+    order: str
 
     @property
     def origin(self) -> Ids | None:
@@ -326,12 +332,11 @@ class _SentTexts:
         sent, original = self.sent.select(indices), self.original.select(indices)
         places = None if self.places is None else [self.places[index] for index in indices.tolist()]
         if not isinstance(self.observation, Activations):
-            return _SentTexts(Tokens(sent), sent, original, places)
+            return _SentTexts(Tokens(sent), sent, original, places, self.order)
         states = self.observation.hidden.split(self.observation.lengths.tolist())
         hidden = torch.cat([states[index] for index in indices.tolist()])
-        return _SentTexts(
-            replace(self.observation, hidden=hidden, lengths=self.observation.lengths[indices]), sent, original, places
-        )
+        observation = replace(self.observation, hidden=hidden, lengths=self.observation.lengths[indices])
+        return _SentTexts(observation, sent, original, places, self.order)
 
 
 @dataclass(frozen=True)
@@ -348,23 +353,27 @@ class _CapturedClient:
     codec: Codec
     layer: int
 
-    def sent_texts(self, rows: Sequence[CapturedRow]) -> _SentTexts:
+    def sent_texts(self, rows: Sequence[CapturedRow], progress: Progress = no_progress) -> _SentTexts:
         """Returns what was sent, and where each token of the texts went.
+
+        Args:
+            progress: receives 1 for each text.
 
         Raises:
             CodecError: what was sent does not fit the public model's tokens.
         """
         original = self.public_ids([row.text for row in rows])
         if rows[0].kind == "vectors":
-            return self._sent_vectors(rows, original)
+            return self._sent_vectors(rows, original, progress)
         if rows[0].kind == "ids":
             sent = Sequences.of([row.sent for row in rows])
-            places = self._places_of_ids(rows, original, sent)
+            aligned = self._aligned_ids(rows, original, sent, progress)
         else:
             sent = Sequences.of([self._replaced_ids(row) for row in rows])
             self._require_words(rows, sent, original)
-            places = _places_in_text(list(zip(original, sent, strict=True)))
-        return _SentTexts(Tokens(sent), sent, original, places)
+            pairs = list(zip(original, sent, strict=True))
+            aligned = align(pairs, TEXT_ORDERS, min_fixed_share=MIN_FIXED_SHARE_OF_WORDS, progress=progress)
+        return _SentTexts(Tokens(sent), sent, original, aligned.places, aligned.order)
 
     def public_ids(self, texts: Sequence[str]) -> Sequences:
         """Returns texts in the public model's ids, each cut to what that model reads."""
@@ -426,24 +435,21 @@ class _CapturedClient:
                 "blanks between them or a cipher of letters",
             )
 
-    def _places_of_ids(self, rows: Sequence[CapturedRow], original: Sequences, sent: Sequences) -> list[Ids]:
+    def _aligned_ids(
+        self, rows: Sequence[CapturedRow], original: Sequences, sent: Sequences, progress: Progress
+    ) -> Alignment:
         """Returns (tokens,) where each token of each text was sent, NO_BELIEF for special tokens left out.
 
         Raises:
             CodecError: the numbers of ids and tokens of a row do not fit.
         """
-        special_count = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
-        leading_special_ids = self.codec.tokenizer("")["input_ids"][:1]
+        special_count, first, behind = self._special_counts()
         kept = list[slice]()  # the tokens of each text that were sent
-        orders = list[list[Ids]]()  # by text
         for row, token_ids, sent_ids in zip(rows, original, sent, strict=True):
-            first = int(special_count > 0 and token_ids[:1].tolist() == leading_special_ids)
             if len(sent_ids) == len(token_ids):
                 kept.append(slice(0, len(token_ids)))
-                orders.append(orders_of(len(token_ids), first, special_count - first))
             elif special_count and len(sent_ids) == len(token_ids) - special_count:
                 kept.append(slice(first, first + len(sent_ids)))
-                orders.append(orders_of(len(sent_ids)))
             else:
                 raise CodecError(
                     f"{row.place} has {len(sent_ids)} ids for a text of {len(token_ids)} tokens of "
@@ -452,15 +458,20 @@ class _CapturedClient:
                     "out ids that fill a text up to a length, or that stand in front of every text",
                 )
         sent_tokens = [(ids[part], sent_ids) for ids, part, sent_ids in zip(original, kept, sent, strict=True)]
-        found = list[Ids]()
-        for token_ids, part, places in zip(
-            original, kept, likeliest_places(sent_tokens, list(zip(*orders, strict=True))), strict=True
-        ):
-            found.append(np.full(len(token_ids), NO_BELIEF, np.int64))
-            found[-1][part] = places
-        return found
+        aligned, places = align(sent_tokens, fixed_orders(first, behind), progress=progress), list[Ids]()
+        for token_ids, part, places_of_kept in zip(original, kept, aligned.places, strict=True):
+            places.append(np.full(len(token_ids), NO_BELIEF, np.int64))
+            places[-1][part] = places_of_kept
+        return Alignment(aligned.order, places)
 
-    def _sent_vectors(self, rows: Sequence[CapturedRow], original: Sequences) -> _SentTexts:
+    def _special_counts(self) -> tuple[int, int, int]:
+        """Returns how many special tokens a text has, in all, in front and at its end."""
+        special_count = self.codec.tokenizer.num_special_tokens_to_add(pair=False)
+        leading_special_ids = self.codec.tokenizer("")["input_ids"][:1]
+        first = int(special_count > 0 and leading_special_ids == self.codec.tokenizer("a")["input_ids"][:1])
+        return special_count, first, special_count - first
+
+    def _sent_vectors(self, rows: Sequence[CapturedRow], original: Sequences, progress: Progress) -> _SentTexts:
         """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
         widths = {row.sent.shape[1] for row in rows}
         if len(widths) > 1:
@@ -473,11 +484,14 @@ class _CapturedClient:
                     f"{row.place} has {count} vectors for a text of {token_count} tokens of {self.base.folder.name}",
                     "give one vector for each token, special ones too, or one for each text",
                 )
-        vectors = [row.sent for row in rows]
+        vectors, order = [row.sent for row in rows], IN_ORDER
         if not is_pooled:
-            vectors = _vectors_by_token(vectors, original)
+            _, *ends = self._special_counts()
+            aligned = _aligned_vectors(vectors, original, fixed_orders(*ends), progress)
+            order = aligned.order
+            vectors = [text[places] for text, places in zip(vectors, aligned.places, strict=True)]
         hidden = torch.from_numpy(np.concatenate(vectors))
-        return _SentTexts(Activations(hidden, lengths, self.layer, is_pooled), original, original, None)
+        return _SentTexts(Activations(hidden, lengths, self.layer, is_pooled), original, original, None, order)
 
     def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
         """Returns the fields of `Knowledge` of an attacker who ran the client on the other half of the rows."""
@@ -535,43 +549,18 @@ class _CapturedTexts:
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[indices]
 
 
-def _vectors_by_token(vectors: Sequence[NDArray[np.float32]], original: Sequences) -> list[NDArray[np.float32]]:
-    """Returns the vectors of each text in the order of its tokens.
+def _aligned_vectors(
+    vectors: Sequence[NDArray[np.float32]], original: Sequences, orders: Mapping[str, Order], progress: Progress
+) -> Alignment:
+    """Returns the order of vectors, if it is the same for all texts: vectors that come again show it.
 
-    Vectors that come again show that order. States that depend on the other tokens never do: their order is kept.
+    An order of its own for each text would tell attackers what the server never sees.
     """
     size = int(original.ids.max(initial=0)) + 1  # vectors are numbered from here on: none is a token
     numbers = dict[bytes, int]()
-    sent = [np.array([numbers.setdefault(row.tobytes(), size + len(numbers)) for row in text]) for text in vectors]
-    orders = [orders_of(len(text)) for text in vectors]
-    texts = list(zip(original, sent, strict=True))
-    places_of_texts = likeliest_places(texts, list(zip(*orders, strict=True)))
-    return [_by_token(text, places) for text, places in zip(vectors, places_of_texts, strict=True)]
-
-
-def _by_token(vectors: NDArray[np.float32], places: Ids) -> NDArray[np.float32]:
-    """Returns the vectors in their tokens' order. A token without a place has one of those that are left."""
-    is_placed = places != NO_BELIEF
-    order = places.copy()
-    order[~is_placed] = np.setdiff1d(np.arange(len(vectors)), places[is_placed])
-    return vectors[order]
-
-
-def _places_in_text(pairs: Sequence[tuple[Ids, Ids]]) -> list[Ids]:
-    """Returns where each token of some texts is in the replaced text.
-
-    The longest common parts of both decide, forwards or backwards, unless words were sent in another order than these.
-
-    Args:
-        pairs: the tokens of each text, and those of its replaced text.
-    """
-    forwards = [_matched_places(*pair) for pair in pairs]
-    backwards = [_matched_places(token_ids, sent[::-1]) for token_ids, sent in pairs]
-    turned = [
-        np.where(places == NO_BELIEF, NO_BELIEF, len(sent) - 1 - places)
-        for (_, sent), places in zip(pairs, backwards, strict=True)
-    ]
-    return likeliest_places(pairs, [forwards, turned])
+    digests = ([hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in text] for text in vectors)
+    sent = [np.array([numbers.setdefault(one, size + len(numbers)) for one in text], np.int64) for text in digests]
+    return align(list(zip(original, sent, strict=True)), orders, learns=False, progress=progress)
 
 
 def _matched_places(token_ids: Ids, sent: Ids) -> Ids:
@@ -583,6 +572,15 @@ def _matched_places(token_ids: Ids, sent: Ids) -> Ids:
             count = min(end - start, sent_end - sent_start)
             places[start : start + count] = np.arange(sent_start, sent_start + count)
     return places
+
+
+def _matched_backwards(token_ids: Ids, sent: Ids) -> Ids:
+    """Returns where each token of a text is in a replaced text whose words stand the other way round."""
+    places = _matched_places(token_ids, sent[::-1])
+    return np.where(places == NO_BELIEF, NO_BELIEF, len(sent) - 1 - places)
+
+
+TEXT_ORDERS: Mapping[str, Order] = {IN_ORDER: _matched_places, "backwards": _matched_backwards}
 
 
 def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:

@@ -219,7 +219,7 @@ def audit_captured(
         full_identity |= {"public": files.sha256(public_file.path), **columns.changed_fields()}
 
     def build_scene(stage: Stage) -> Scene:
-        return scene_of(base, rows, seed, layer, served_model, public_texts)
+        return scene_of(base, rows, seed, layer, served_model, public_texts, stage)
 
     finished_audit = run_audit(build_scene, full_identity, out, budget, seed, as_json)
     print_audit(context, finished_audit, out, as_json)

@@ -107,9 +107,11 @@ class ChatPreparer:
         return self.codec.encode_chat(self._messages(row), tools=row.tools)
 
     def texts(self, row: Example) -> list[str]:
-        """Returns what crosses of a row's prompt where text is sent: its messages, and the definitions of tools."""
-        tools = [json.dumps(row.tools, ensure_ascii=False)] if row.tools else []
-        return [*(str(message.get("content") or "") for message in self._messages(row)), *tools]
+        """Returns what crosses of a row's prompt where text is sent: messages, and definitions and calls of tools."""
+        messages = self._messages(row)
+        calls = [row.tools, *(message.get("tool_calls") for message in messages)]
+        contents = [str(message.get("content") or "") for message in messages]
+        return [*contents, *(json.dumps(one, ensure_ascii=False) for one in calls if one)]
 
     def _messages(self, row: Example) -> tuple[Message, ...]:
         messages = prompt_messages(row)

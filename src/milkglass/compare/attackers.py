@@ -36,14 +36,17 @@ from milkglass.threat.budget import Budget
 
 # Folders of the package without code that decides a figure of a comparison
 WITHOUT_FIGURES = frozenset(
-    {"attest", "audit/report", "cli", "compare/report", "demo", "enclave", "engines", "federated", "lab", "monitor",
+    {"attest", "audit/report", "cli", "compare/report", "demo", "engines", "federated", "lab", "monitor",
      "proxy"}
 )  # fmt: skip
 ALL_READ = "nothing: it is sent as it is"
 
 
 def figures_code() -> str:
-    """Returns a digest of the code that decides figures of a comparison. Results of other code are not taken over."""
+    """Returns a digest of the code that decides what a way answers and what attacks read of it.
+
+    What other code found is not taken over. Trained halves are, by the version of their files alone.
+    """
     return source_digest(WITHOUT_FIGURES)
 
 

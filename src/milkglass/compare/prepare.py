@@ -81,7 +81,7 @@ def halves_options(training: Hyperparameters) -> str:
     steps = f" --max-steps {training.max_steps}" if training.max_steps else ""
     return (
         f" --epochs {math.ceil(training.n_epochs)}{steps} --batch-size {training.batch_size}"
-        f" --learning-rate {training.learning_rate:g} --max-length {training.max_length}"
+        f" --learning-rate {training.learning_rate!r} --max-length {training.max_length}"
     )
 
 

@@ -23,7 +23,7 @@ from milkglass.compare.rows import ComparisonRows
 from milkglass.deadline import require_time
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain, TableDefence
-from milkglass.defences.sanitized_text import ReplacedTextClient
+from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizedTokensClient
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
@@ -408,6 +408,9 @@ class DefenceWay(Way):
         size = wire_bytes(sent, len(texts))
         if isinstance(client, TokenClient) and self._sends_text(client):
             size = text_bytes([*client.prepare(texts), *client.prepare(pairs or [])]) / len(texts)
+        elif isinstance(client, SanitizedTokensClient):  # `milkglass sanitize --by tokens` writes them as text
+            ids = next(one for one in sent if isinstance(one, Tokens)).ids
+            size = text_bytes(client.codec.tokenizer.batch_decode(list(ids), skip_special_tokens=True)) / len(texts)
         # The provider trains, so that no training counts
         return WayAnswer(
             answers_of(setting, cell), cell.client_seconds, seconds, size, cell, notes=self._language_notes(setting)
@@ -590,7 +593,7 @@ WAYS: Catalogue[Way] = Catalogue(
         command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
         "--data {rows}{task}",
     ),
-    # Of the methods of hidden_states, it has most right answers and least is read of it (obfuslm_table2.quick.json)
+    # Of the methods of hidden_states that keep the task, least is read of it (obfuslm_table2.quick.json)
     DefenceWay(
         name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
         tasks=("classification",),

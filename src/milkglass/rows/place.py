@@ -178,10 +178,11 @@ def fields_hint(place: Place, row: Collection[str], expected: Collection[str] = 
 def with_first_line(
     error: AnyCodecError, names: Collection[str], expected: Collection[str] = (), is_header: bool = False
 ) -> AnyCodecError:
-    """Returns the error with the first line of the file for the terminal, if `columns_hint` does not show all of it."""
-    if not _are_names(names, expected, is_header):
+    """Returns the error with the first line of the file for the terminal, if `columns_hint` leaves out cells of it."""
+    if len(_shown_columns(names, expected, is_header)) < sum(bool(name.strip()) for name in names):
         cells = [shown_name(name, MAX_CELL_CHARACTERS) for name in [*names][:MAX_COLUMNS_SHOWN]]
-        error.for_terminal = f"its first line: {' | '.join(cells)}"
+        more = f" and {len(names) - len(cells)} more" if len(names) > len(cells) else ""
+        error.for_terminal = f"its first line: {' | '.join(cells)}{more}"
     return error
 
 
@@ -230,7 +231,8 @@ def text_of(place: Place, row: Row, column: str) -> str:
         CodecError: the row lacks the column, or the cell is not text.
     """
     if column not in row:
-        raise CodecError(f"{place} has no {column}", fields_hint(place, row, (column,)))
+        error = CodecError(f"{place} has no {column}", fields_hint(place, row, (column,)))
+        raise with_fields(error, place, row, (column,))
     cell = row[column]
     if is_missing(cell):
         raise EmptyText(f"{place} has an empty {column}", "fill it")

@@ -156,7 +156,7 @@ def report_error(error: MilkglassError, as_json: bool) -> None:
     note(f"error: {error.message}")
     if error.hint:
         note(f"  hint: {error.hint}")
-    if error.for_terminal:
+    if error.for_terminal and is_stderr_terminal():  # not into a file, which others may read later
         note(f"  {error.for_terminal}")
 
 

@@ -61,10 +61,12 @@ def drawn_ways(result: ComparisonResult) -> list[WayResult]:
 
 
 def _rings(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns for each point (x, y) how many earlier ones lie so near that its marker would hide theirs."""
+    """Returns the ring of each point (x, y): 0, or one more than those of earlier points that it would hide."""
     values = [y for _, y in points]
-    near_value = NEAR_VALUE * (max(values) - min(values))
-    return [
-        sum(abs(x - other_x) <= NEAR_READ and abs(y - other_y) <= near_value for other_x, other_y in points[:index])
-        for index, (x, y) in enumerate(points)
-    ]
+    near_value, rings = NEAR_VALUE * (max(values) - min(values)), list[int]()
+    for x, y in points:
+        is_near = [
+            abs(x - there) <= NEAR_READ and abs(y - value) <= near_value for there, value in points[: len(rings)]
+        ]
+        rings.append(1 + max((ring for ring, near in zip(rings, is_near, strict=True) if near), default=-1))
+    return rings
