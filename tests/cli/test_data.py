@@ -331,3 +331,17 @@ def test_a_terminal_alone_shows_a_first_line_that_may_be_text(tmp_path: Path, mo
     assert "its first line: Customer comment | Topic code" in call(*run).stderr
     path.write_text("id,body\n1,the wound is open\n", "utf-8")
     assert "the columns there are: id, body" in call(*run).stderr and "first line" not in call(*run).stderr
+
+
+def test_texts_that_do_not_look_english_are_named(tmp_path: Path) -> None:
+    """The included models and masking know English alone, which a person cannot see from a verdict."""
+    path = tmp_path / "kritiken.jsonl"
+    german = "der film war leider viel zu lang und die handlung nicht sehr spannend, nummer"
+    rows = [{"text": f"{german} {number}", "label": "gut" if number % 2 else "schlecht"} for number in range(100)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    assert "warning: Texts do not look English" in call("data", path, "--out", tmp_path / "out.jsonl").stderr
+    compared = call("compare", "demo:minilm", path, "--quick", "--ways", "commonest", "--out", tmp_path / "c")
+    assert "Texts do not look English" in compared.stderr and compared.exit_code == 0
+    english = [{"text": f"it is the end of the film and we are not in it {number}"} for number in range(100)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in english), "utf-8")
+    assert "English" not in call("data", path, "--out", tmp_path / "other.jsonl").stderr

@@ -89,6 +89,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     from milkglass.rows.examples import MIN_COMPARISON_ROWS, read_examples, read_texts, summarise
     from milkglass.rows.repeats import Repeats
     from milkglass.rows.write import write_examples
+    from milkglass.sanitizers.masking import FOREIGN_TEXTS, LanguageTally
 
     blank, empty, columns = list[int](), list[int](), source.columns_by_role()
     # Pairs without labels are no training data: they are texts to classify
@@ -102,6 +103,8 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     summary = summarise(out)
     if warning := _quotes_warning(source, out):
         note(warning)
+    if LanguageTally.of(row.text for row in read_examples(out)).has_foreign_texts():
+        note(f"warning: {FOREIGN_TEXTS}")
     if summary.labels:
         note(classes_text(summary))
         if warning := label_warning(summary):

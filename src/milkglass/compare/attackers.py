@@ -39,7 +39,7 @@ WITHOUT_FIGURES = frozenset(
     {"attest", "audit/report", "cli", "compare/report", "demo", "engines", "federated", "lab", "monitor",
      "proxy"}
 )  # fmt: skip
-ALL_READ = "nothing: it is sent as it is"
+ALL_READ = "it is sent as it is"
 
 
 def figures_code() -> str:

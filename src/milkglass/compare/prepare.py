@@ -17,6 +17,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer, token_limit
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked_summary
+from milkglass.sanitizers.masking import FOREIGN_TEXTS, LanguageTally
 from milkglass.server.jobs.needs import ModelSizes
 from milkglass.server.spec import Hyperparameters, hyperparameters_of
 
@@ -72,8 +73,14 @@ def prepare(
     training = training.model_copy(update={"max_length": min(training.max_length, max_tokens)})
     tokens = token_ids(base, rows.train)
     cut_note = cut_words(tokens, training.max_length, max_tokens, rows.train.pairs is not None)
-    notes = [*rows.repeats_notes, cut_note, unknown_words(base, tokens)]
+    notes = [*rows.repeats_notes, cut_note, unknown_words(base, tokens), _language_note(rows)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
+
+
+def _language_note(rows: ComparisonRows | ChatRows) -> str:
+    """Returns a sentence if texts do not look English; "" if they do."""
+    texts = [*rows.train.texts, *(rows.train.pairs or [])]
+    return FOREIGN_TEXTS if LanguageTally.of(texts).has_foreign_texts() else ""
 
 
 def halves_options(training: Hyperparameters) -> str:
@@ -98,7 +105,8 @@ def _prepare_chats(
     training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))
     training = _with_frequent_reports(training, len(rows.train.texts))
     unknown_note = unknown_words(base, token_ids(base, rows.train))
-    return PreparedRows(rows, base, training, (*rows.notes(training), *filter(None, [unknown_note])))
+    notes = (*rows.notes(training), unknown_note, _language_note(rows))
+    return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
 def _with_frequent_reports(training: Hyperparameters, row_count: int) -> Hyperparameters:

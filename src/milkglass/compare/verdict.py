@@ -37,6 +37,8 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         ]
     else:
         sentences = [_first_sentence(result, best_local, better_ways)]
+        if commonest := [way for way in result.finished_ways if way.name == "commonest" and way is not best_local]:
+            sentences.append(f"{_capitalised(commonest[0].title)} has {quality_text(result, commonest[0])}.")
     if all(way.name == "commonest" for way in result.finished_ways if way.is_local):
         sentences.append("No model was tried on your machine: --ways linear,encoder adds two.")
     if missing := [way.title for way in result.ways if way.is_local and way.state in ("failed", "not run")]:
@@ -97,7 +99,7 @@ def _larger_model(result: ComparisonResult) -> str:
 
 def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways: list[WayResult]) -> str:
     """Returns whether sending is worth it, and which way."""
-    local_worth = f"{best_local.title} has {quality_text(result, best_local)}"
+    local_worth = f"{best_local.title} has {quality_text(result, best_local)}{_range_text(result, best_local)}"
     if not better_ways:
         more = "less" if result.measure == "loss" else "more"
         sent = f"nothing that you would send to a provider of {result.model}"
@@ -208,6 +210,15 @@ def quality_text(result: ComparisonResult, way: WayResult) -> str:
     if result.measure == "loss":
         return f"a loss of {value:.2f} nats a token"
     return f"{100 * value:.0f} % right" if result.measure == "accuracy" else f"a correlation of {value:.2f}"
+
+
+def _range_text(result: ComparisonResult, way: WayResult) -> str:
+    """Returns the interval of a way's quality, such as " (55 to 77)"; "" if it has none."""
+    assert way.quality is not None
+    low, high = way.quality.low, way.quality.high
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    return f" ({100 * low:.0f} to {100 * high:.0f})" if result.measure == "accuracy" else f" ({low:.2f} to {high:.2f})"
 
 
 def gap_text(value: Interval, measure: str) -> str:

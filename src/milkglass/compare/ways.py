@@ -228,8 +228,11 @@ class CommonestClass(Way):
     def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
         labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
         if setting.rows.task == "regression":
-            return WayAnswer(np.full(count, labels.mean()), 0.0, 0.0)
-        return WayAnswer(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0)
+            return WayAnswer(
+                np.full(count, labels.mean()), 0.0, 0.0, notes=("the mean score of the rows trained with",)
+            )
+        notes = ("the class that most of the rows trained with have",)
+        return WayAnswer(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)

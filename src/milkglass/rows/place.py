@@ -166,7 +166,7 @@ def columns_hint(names: Collection[str], expected: Collection[str] = (), is_head
         )
     if not hidden_count:
         return f"the columns there are: {', '.join(shown_names)}"
-    reason = "" if shows_all else "; a first line with blanks in its cells may be text"
+    reason = "" if shows_all else "; if the first line is text, put a line with names above it"
     return f"the columns there are: {', '.join(shown_names[:MAX_COLUMNS_SHOWN])} and {hidden_count} more{reason}"
 
 

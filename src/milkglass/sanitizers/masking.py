@@ -99,6 +99,12 @@ def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
 WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
 
 
+FOREIGN_TEXTS = (
+    "Texts do not look English: the included models and masking know English alone, so that figures say little; a "
+    "model of the texts' language as MODEL says more"
+)
+
+
 @dataclass
 class LanguageTally:
     """Counts the English function words of texts, by which texts in another language are noticed.
@@ -133,14 +139,19 @@ class LanguageTally:
             self.foreign_texts += 1
             self.foreign_words += len(words)
 
-    def note(self) -> str:
-        """Returns a sentence if the texts do not look English; "" if they do, or if they are too few to say."""
-        share = self.function_words / max(1, self.words)
+    def has_foreign_texts(self) -> bool:
+        """Returns whether texts do not look English. Few words say nothing."""
         if self.words < MIN_ENGLISH_WORDS:
+            return False
+        is_english = self.function_words >= MIN_ENGLISH_SHARE * self.words
+        return not is_english or self.foreign_words > MAX_FOREIGN_SHARE * self.words
+
+    def note(self) -> str:
+        """Returns a sentence if texts do not look English; "" if they do, or if they are too few to say."""
+        share = self.function_words / max(1, self.words)
+        if not self.has_foreign_texts():
             return ""
         if share >= MIN_ENGLISH_SHARE:
-            if self.foreign_words <= MAX_FOREIGN_SHARE * self.words:
-                return ""
             share = self.foreign_words / self.words
             return (
                 f"texts that do not look English: {self.foreign_texts:,}, with {100 * share:.0f} % of all words; in "

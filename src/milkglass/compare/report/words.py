@@ -18,9 +18,10 @@ GUESSING_MEANING = (
     "attacker's own text (of all tokens, if the texts have no such words); of names and numbers, by the commonest one "
     "of the attacked texts themselves, which no attacker knows"
 )
+NOT_MEASURED = "not measured"
 UNKNOWN_MEANING = (
-    "nothing of the kind was found in the texts, no attack that was run reads it, or nothing has to be guessed; a name "
-    "is known by a capital letter (A to Z) inside a sentence"
+    "nothing of the kind was found in the texts, or no attack that was run reads it; a name is known by a capital "
+    "letter (A to Z) inside a sentence"
 )
 MUCH_MORE = 0.1  # a share of names or numbers stands in a way's line if it is so much above that of content words
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
@@ -46,7 +47,7 @@ def content_share_text(way: WayResult, shows_interval: bool = False) -> str:
     if way.reading is None:
         return "-"
     if way.reading.content is None:
-        return way.reading.more[0] if way.reading.more else "not finished" if way.reading.cut else "-"
+        return way.reading.more[0] if way.reading.more else "not finished" if way.reading.cut else NOT_MEASURED
     return share_text(way, way.reading.content, shows_interval)
 
 
@@ -55,7 +56,7 @@ def share_text(way: WayResult, share: Interval | None, shows_interval: bool = Fa
     if way.is_local:
         return "0 %"
     if share is None:
-        return "-"
+        return "-" if way.reading is None else NOT_MEASURED
     is_cut = way.reading is not None and way.reading.cut
     return percent_with_interval(share, is_cut) if shows_interval else percent(share.value, is_cut)
 
@@ -161,7 +162,7 @@ def legend() -> str:
     """Returns what the columns of the table mean."""
     return (
         f"Read: {READ_MEANING}. Guessing: {GUESSING_MEANING}. Your s/1,000: seconds of your processor for 1,000 texts. "
-        f'"-": {UNKNOWN_MEANING}. The page has the intervals of what is read.'
+        f"{NOT_MEASURED.capitalize()}: {UNKNOWN_MEANING}. The page has the intervals of what is read."
     )
 
 
