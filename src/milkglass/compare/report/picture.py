@@ -31,7 +31,8 @@ def picture_svg(result: ComparisonResult) -> str:
         colours, labelled_groups = [STYLES[point.group][1] for point in points], set[Group]()
         for point, (read, value), ring, colour in zip(points, places, _rings(places), colours, strict=True):
             assert point.quality is not None
-            axes.vlines(read, scale * point.quality.low, scale * point.quality.high, color=colour, linewidth=1)
+            ends = (scale * point.quality.low, scale * point.quality.high)
+            axes.plot((read, read), ends, "_-", color=colour, linewidth=1, markersize=6)
             if point.group not in labelled_groups:  # the legend has the marker itself, not a ring
                 axes.plot([], [], STYLES[point.group][0], color=colour, markersize=MARKER_SIZE, label=point.group)
             axes.plot(
