@@ -348,10 +348,10 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
     first, *others = verdict(unclear)
     assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
-    surest = "The way that is most surely better than naming the commonest class is so by +8.0 (-1.0 to +17.0) points; "
+    surest = "The surest difference from naming the commonest class is +8.0 (-1.0 to +17.0) points; "
     assert others[0].startswith(surest)
     nearly = replace(unclear, over_commonest=replace(unclear.over_commonest, p_value=0.0502))
-    assert "is 0.051 and would have to be 0.05" in verdict(nearly)[1], "never rounded to what would show it"
+    assert "is 0.051, and only 0.05 or less" in verdict(nearly)[1], "never rounded to what would show it"
     below = replace(unclear, over_commonest=difference(-0.08, -0.15, -0.01))
     assert verdict(below)[1] == "No way is better than naming the commonest class in these rows."
     assert "--quick" not in first and not any("Keep it here" in sentence for sentence in others)
@@ -362,6 +362,18 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
         assert "no way here is shown" in verdict(replace(result, over_commonest=worse))[0]
     clear = replace(result, over_commonest=difference(0.08, 0.01, 0.15))
     assert verdict(clear)[0].startswith("Keep it here")
+
+
+def test_the_page_of_a_comparison_in_which_nothing_was_learnt_recommends_no_way() -> None:
+    found = compared(way("commonest", "nothing is sent", 0.64), way("ids", "words are scrambled", 0.6, -0.12, 0.6))
+    origin = dict.fromkeys(("milkglass", "commit", "date", "run"), "x") | {"command": "milkglass compare m r --quick"}
+    learnt = replace(found, origin=origin, kept_folders={"home": "kept"})
+    unclear = replace(learnt, over_commonest=difference(0.08, -0.01, 0.17))
+    recommended = '<tr class="home"><th scope="row">the way home<small>the best with nothing sent</small>'
+    assert recommended in page.render(learnt) and recommended not in page.render(unclear)
+    html = page.render(unclear)
+    assert "which may say more</th><td><code>milkglass compare m r</code>" in html
+    assert "<code>kept</code>; no way here is shown to have learnt anything." in html
 
 
 def test_every_way_is_compared_with_the_commonest_class(tmp_path: Path) -> None:
@@ -542,6 +554,11 @@ def test_markers_stand_where_their_values_are(measure: str, monkeypatch: pytest.
     places = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in markers]
     assert places[1:] == [pytest.approx((100 * read, scale * value)) for value, read in values.values()]
     assert markers[3].get_markersize() < markers[4].get_markersize() and markers[4].get_fillstyle() == "none"
+
+
+def test_no_line_of_the_page_ends_inside_an_option() -> None:
+    noted = replace(way("ids", "words are scrambled", 0.6), notes=("give --epochs <b>",))
+    assert 'give <span class="whole">--epochs</span> &lt;b&gt;' in page.render(compared(noted))
 
 
 def test_no_two_near_markers_have_one_ring() -> None:

@@ -156,7 +156,8 @@ def _few_rows_warning(different_count: int) -> str:
         return ""
     return (
         f"warning: `milkglass compare` asks about {asked} of these rows, which tell differences of about "
-        f"{100 * smallest_difference:.0f} points or more from chance; with four times as many rows, half of that"
+        f"{100 * smallest_difference:.0f} points or more from chance; with four times as many rows, half of that. With "
+        "less than a thousand rows there may be no verdict"
     )
 
 

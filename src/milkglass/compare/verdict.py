@@ -174,8 +174,8 @@ def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...
     unit = " points" if result.measure == "accuracy" else ""
     p_value = math.ceil(1000 * difference.p_value - 1e-9) / 1000
     return (
-        f"The way that is most surely better than {useless} is so by {gap_text(difference, result.measure)}{unit}; its "
-        f"p-value, corrected for the number of ways, is {p_value:g} and would have to be {MAX_P_VALUE} at most.",
+        f"The surest difference from {useless} is {gap_text(difference, result.measure)}{unit}; its p-value, corrected "
+        f"for the number of ways, is {p_value:g}, and only {MAX_P_VALUE} or less would show something.",
     )
 
 

@@ -13,7 +13,7 @@ from milkglass import files
 from milkglass.audit.report.page import environment, unbroken_duration
 from milkglass.compare.report import picture, words
 from milkglass.compare.result import ComparisonResult, WayResult
-from milkglass.compare.verdict import gap_text
+from milkglass.compare.verdict import gap_text, shows_nothing_learnt
 
 
 def render(result: ComparisonResult) -> str:
@@ -29,10 +29,14 @@ def render(result: ComparisonResult) -> str:
     templates.filters["guessing_of"] = words.guessing_of_class
     templates.filters["processor"] = processor_text
     templates.filters["breakable"] = _breakable_parts
+    templates.filters["whole_options"] = _with_whole_options
     templates.globals["quality_name"] = words.QUALITY_NAMES[result.measure]
     templates.globals["read_meaning"] = words.READ_MEANING
     templates.globals["guessing_meaning"] = words.GUESSING_MEANING
     templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
+    templates.globals["is_nothing_learnt"] = shows_nothing_learnt(result)
+    best = None if shows_nothing_learnt(result) else result.best_local
+    templates.globals["chosen_name"] = None if best is None else best.name
     template = templates.get_template("compare/report/page.html")
     drawn = picture.drawn_ways(result)
     undrawn = [way.title for way in result.finished_ways if way not in drawn]
@@ -58,6 +62,15 @@ def _breakable_parts(figure: str) -> Markup:
         for part, is_figure in zip(parts, has_digit, strict=True)
     )
     return Markup("<div>{}</div>").format(Markup(" ").join(marked_parts))
+
+
+def _with_whole_options(sentence: str) -> Markup:
+    """Returns a sentence as HTML in which no line ends inside an option such as --epochs."""
+    parts = re.split(r"(--[a-z][a-z-]*)", sentence)
+    return Markup("").join(
+        Markup('<span class="whole">{}</span>').format(part) if part.startswith("--") else escape(part)
+        for part in parts
+    )
 
 
 PAGE_FILES = ("compare.html", "compare.json", "compare.svg")
