@@ -32,6 +32,7 @@ from milkglass.audit.scene import ALIKE, Scene
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.undisturbed import Undisturbed
+from milkglass.experiments.recipe import CUT_REASON
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import current_code
 from milkglass.hidden_states.mechanism import HalvesTraining
@@ -146,6 +147,7 @@ def attacked(scene: Scene, names: Sequence[str], work: float, seed: int) -> Iter
             yield ResultRecord(
                 measure="tokens top-1", value=100 * share.value, attack=cell.attack, attacker=cell.adversary,
                 half_width=None if math.isnan(half_width) else half_width,
+                undefined=CUT_REASON if math.isnan(half_width) else "",
             )  # fmt: skip
 
 
