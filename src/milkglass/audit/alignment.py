@@ -3,10 +3,10 @@
 A client may send a text's ids, words or vectors in another order than that of the text. If that were not found, every
 token would be compared with another one's place, and a client that hides nothing would look safe. What is sent for a
 token is mostly the same in all texts, so that the right order shows: with it, one half of the texts predicts what was
-sent in the other half. Three kinds of orders are tried:
+sent in the other half.
 
-    the order of the text, and others that are the same for every text: backwards, moved on by some places
-    if none of them fits: an order of its own for each text, by a dictionary that is learnt from all texts
+The order of the text is tried, and others that are the same for every text: backwards, moved on by some places. If none
+of them fits, an order of its own is sought for each text, by a dictionary that is learnt from all texts.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def align(
 ) -> Alignment:  # fmt: skip
     """Returns the likeliest order of some texts, and the places of their tokens.
 
-    An order is worth as much as one half of the texts predicts of what was sent in the other half, less what is
-    predicted of the same texts with what was sent for them shuffled, or sent for other texts. If exactly a text's own
-    ids were sent, they show its order themselves.
+    The worth of an order is the share of tokens of one half of the texts that the other half predicts, less the share
+    that it predicts if what was sent for each text is shuffled, or was sent for another text. If exactly a text's own
+    ids were sent, each token is where its id is.
 
     Args:
         orders: orders that are the same for every text, by name. The first is taken if nothing speaks for another.
@@ -75,15 +75,15 @@ def align(
     shuffled = [(ids, rng.permutation(sent)) for ids, sent in sample]
     gains = {name: _gains(sample, shuffled, _fixed(order)) for name, order in orders.items()}
     first, best = next(iter(gains)), max(gains, key=lambda name: float(gains[name].sum()))
-    if not _is_no_chance(gains[best] - gains[first]):
+    if not _exceeds_chance(gains[best] - gains[first]):
         best = first
     order, name, text_order = orders[best], best, orders[first]
     if learns and len(sample) > 1:
         learnt_gains = _gains(
             sample, _with_what_others_sent(sample), lambda known: _Dictionary.learn(known).order(text_order)
         )
-        is_fixed = _is_no_chance(gains[best]) and gains[best].sum() >= min_fixed_share * learnt_gains.sum()
-        if not is_fixed and _is_no_chance(learnt_gains):
+        is_fixed = _exceeds_chance(gains[best]) and gains[best].sum() >= min_fixed_share * learnt_gains.sum()
+        if not is_fixed and _exceeds_chance(learnt_gains):
             order, name = _Dictionary.learn(texts).order(text_order), LEARNT
     places = list[Ids]()
     for text in texts:
@@ -165,7 +165,7 @@ def _with_what_others_sent(texts: Sequence[SentText]) -> list[SentText]:
     return [(ids, texts[other_of[index]][1]) for index, (ids, _) in enumerate(texts)]
 
 
-def _is_no_chance(gains: NDArray[np.float64]) -> bool:
+def _exceeds_chance(gains: NDArray[np.float64]) -> bool:
     """Returns whether the mean of the texts' gains is above 0 by more than chance explains."""
     if len(gains) < 2:
         return False
