@@ -18,7 +18,7 @@ from milkglass import files
 
 DOCS = Path(__file__).parent
 DATA = DOCS.parent / "src" / "milkglass" / "demo" / "data"
-COMPARE_SIZE, AUDIT_SIZE = "1000,990", "1000,900"
+COMPARE_SIZE, AUDIT_SIZE = "1000,1080", "1000,900"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
