@@ -130,7 +130,8 @@ def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "2 classes: billing 50, urgent 50",
         "warning: `milkglass compare` asks about 40 of these rows, which tell differences of about 21 points or more "
-        "from chance; with four times as many rows, half of that. With less than a thousand rows there may be no verdict",
+        "from chance; with four times as many rows, half of that. "
+        "With less than a thousand rows there may be no verdict",
         f"next: milkglass compare demo:minilm {out} --quick",
     ]
     many = tmp_path / "many.csv"
