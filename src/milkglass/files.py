@@ -15,6 +15,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -192,6 +193,21 @@ def sha256(path: Path, progress: Progress = no_progress) -> str:
         while chunk := file.read(READ_BYTES):
             hasher.update(chunk)
             progress(len(chunk))
+    return hasher.hexdigest()
+
+
+@cache
+def source_digest(label: bytes = b"", excluded: frozenset[str] = frozenset()) -> str:
+    """Returns the SHA-256 in hex of a label and of the names and contents of this package's Python files.
+
+    Args:
+        excluded: folders whose files do not count, such as "cli".
+    """
+    hasher, root = hashlib.sha256(label), Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if not any(name.startswith(f"{folder}/") for folder in excluded):
+            hasher.update(json.dumps([name, sha256(path)]).encode())
     return hasher.hexdigest()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from milkglass.progress import Progress
+from milkglass.progress import Progress, no_progress
 from milkglass.sequences import Ids
 from milkglass.threat.guess import NO_BELIEF
 
@@ -29,11 +29,11 @@ Order = Callable[[Ids, Ids], Ids]
 
 IN_ORDER, LEARNT = "in the text's order", "in an order of its own for each text"
 DECIDING_TOKENS = 20_000  # tokens of the texts that decide on the order
-MIN_GAIN, MIN_DEVIATIONS = 0.02, 4.0  # the least mean over texts that is no chance, and in standard errors
-# Of what an order of its own for each text explains: the least that one order for all texts has to explain. The longest
-# common parts of two texts explain much of any order of words.
+MIN_GAIN, MIN_DEVIATIONS = 0.02, 4.0  # a mean gain over texts counts if it is above both; the second in standard errors
+# One order for all texts is taken if it has this share of the gain of an order of its own for each text. For words the
+# share is larger: by the longest common parts of two texts, any order of words has some gain.
 MIN_FIXED_SHARE, MIN_FIXED_SHARE_OF_WORDS = 0.5, 0.75
-MAX_CELLS = 6_000_000  # pairs of a different token and a different sent id of a text, of which a dictionary is learnt
+MAX_CELLS = 6_000_000  # pairs of a token and an id that was sent for its text, from which a dictionary is learnt
 EM_STEPS = 10
 SAME_ID_WEIGHT = 20.0  # how much likelier a token is sent as itself, before anything is learnt
 NEW_SAME_ID_SCORE = np.log(0.1)  # of a token and the same id, if the dictionary has no such pair
@@ -57,7 +57,7 @@ class Alignment:
 
 def align(
     texts: Sequence[SentText], orders: Mapping[str, Order], learns: bool = True,
-    min_fixed_share: float = MIN_FIXED_SHARE, progress: Progress = lambda count: None,
+    min_fixed_share: float = MIN_FIXED_SHARE, progress: Progress = no_progress,
 ) -> Alignment:  # fmt: skip
     """Returns the likeliest order of some texts, and the places of their tokens.
 
@@ -68,7 +68,7 @@ def align(
     Args:
         orders: orders that are the same for every text, by name. The first is taken if nothing speaks for another.
         learns: whether an order of its own for each text is tried, too.
-        min_fixed_share: of what that one explains, the least that one order for all texts has to explain.
+        min_fixed_share: one order for all texts is taken if it has this share of that order's gain.
         progress: receives 1 for each text that is done.
     """
     sample, rng = _deciding_texts(texts), np.random.default_rng(0)
@@ -122,10 +122,9 @@ class _Moved:
     def __call__(self, token_ids: Ids, sent: Ids) -> Ids:
         start = min(self.first, len(token_ids))
         end = max(start, len(token_ids) - self.behind)
-        places, moved = np.arange(len(token_ids)), np.arange(end - start)
-        places[start:end] = start + ((moved[::-1] if self.is_backwards else moved) + self.rotation) % max(
-            1, end - start
-        )
+        moved = np.arange(end - start)[:: -1 if self.is_backwards else 1]
+        places = np.arange(len(token_ids))
+        places[start:end] = start + (moved + self.rotation) % max(1, end - start)
         return places
 
 

@@ -438,7 +438,7 @@ class _CapturedClient:
     def _aligned_ids(
         self, rows: Sequence[CapturedRow], original: Sequences, sent: Sequences, progress: Progress
     ) -> Alignment:
-        """Returns (tokens,) where each token of each text was sent, NO_BELIEF for special tokens left out.
+        """Returns where each token of each text was sent, NO_BELIEF for special tokens left out.
 
         Raises:
             CodecError: the numbers of ids and tokens of a row do not fit.

@@ -25,7 +25,7 @@ from milkglass.compare.result import Reading
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.experiments.procedures.trials import TrainedHalves
-from milkglass.experiments.runs import source_digest
+from milkglass.files import source_digest
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 from milkglass.metrics.recovery import floor_accuracies
@@ -36,9 +36,8 @@ from milkglass.threat.budget import Budget
 
 # Folders of the package without code that decides a figure of a comparison
 WITHOUT_FIGURES = frozenset(
-    {"attest", "audit/report", "cli", "compare/report", "demo", "engines", "federated", "lab", "monitor",
-     "proxy"}
-)  # fmt: skip
+    {"attest", "audit/report", "cli", "compare/report", "demo", "engines", "federated", "lab", "monitor", "proxy"}
+)
 ALL_READ = "it is sent as it is"
 
 
@@ -47,7 +46,7 @@ def figures_code() -> str:
 
     What other code found is not taken over. Trained halves are, by the version of their files alone.
     """
-    return source_digest(WITHOUT_FIGURES)
+    return source_digest(excluded=WITHOUT_FIGURES)
 
 
 def reading_of(

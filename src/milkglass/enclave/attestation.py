@@ -10,7 +10,6 @@ protects nothing from the machine's owner, as NOT_ATTESTED says.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from milkglass import files
 from milkglass.attest import intel
 from milkglass.errors import EnclaveError
 
@@ -43,10 +43,7 @@ def measurement_of(kind: str) -> str:
     """
     if kind == ATTESTED_KIND:
         return str(intel.parse_quote(make_quote(kind, "", bytes(64))).report.mr_enclave.hex())
-    hasher, root = hashlib.sha256(b"milkglass source 1"), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        hasher.update(json.dumps([str(path.relative_to(root)), hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
-    return hasher.hexdigest()
+    return files.source_digest(b"milkglass source 1")
 
 
 def make_quote(kind: str, measurement: str, report_data: bytes) -> bytes:

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO
@@ -318,17 +317,6 @@ def current_code() -> dict[str, str]:
         else ""
     )
     return {"milkglass": __version__, "commit": commit + change_mark, "date": time.strftime("%Y-%m-%d", time.gmtime())}
-
-
-@cache
-def source_digest(excluded: frozenset[str] = frozenset()) -> str:
-    """Returns a digest of the package's Python files, but for those below the `excluded` folders, such as "cli"."""
-    root, hasher = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if not any(name.startswith(f"{folder}/") for folder in excluded):
-            hasher.update(json.dumps([name, hashlib.sha256(path.read_bytes()).hexdigest()]).encode())
-    return hasher.hexdigest()
 
 
 def _git(*arguments: str) -> str:

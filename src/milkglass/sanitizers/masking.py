@@ -100,8 +100,8 @@ WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
 
 
 FOREIGN_TEXTS = (
-    "Texts do not look English: the included models and masking know English alone, so that figures say little; a "
-    "model of the texts' language as MODEL says more"
+    "Texts do not look English, and the included models and masking know English alone: give a model of the texts' "
+    "language as MODEL"
 )
 
 

@@ -34,8 +34,8 @@ def render(result: ComparisonResult) -> str:
     templates.globals["read_meaning"] = words.READ_MEANING
     templates.globals["guessing_meaning"] = words.GUESSING_MEANING
     templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
-    templates.globals["is_nothing_learnt"] = shows_nothing_learnt(result)
-    best = None if shows_nothing_learnt(result) else result.best_local
+    templates.globals["is_nothing_learnt"] = is_nothing_learnt = shows_nothing_learnt(result)
+    best = None if is_nothing_learnt else result.best_local
     templates.globals["chosen_name"] = None if best is None else best.name
     template = templates.get_template("compare/report/page.html")
     drawn = picture.drawn_ways(result)
