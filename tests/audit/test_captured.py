@@ -316,9 +316,16 @@ def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tm
         ({"text": "we see it", "sent": {"a": 1}}, "line 2"),
         ({"text": "we see it", "sent": "words"}, "line 2"),
         ({"text": "we see it", "sent": [1 << 40]}, "line 2"),
-        ({"text": "we see it", "sent": [[int("9" * 400), 1.0]]}, "line 2.*no vectors"),
-        ({"text": "we see it", "sent": [[1e39, 1.0]]}, "line 2.*no vectors"),
+        ({"text": "we see it", "sent": [[int("9" * 400), 1.0]]}, "line 2.*not finite, or beyond fp32"),
+        ({"text": "we see it", "sent": [[1e39, 1.0]]}, "line 2.*not finite, or beyond fp32"),
+        ({"text": "we see it", "sent": [[1.0], [1.0, 2.0]]}, "line 2.*several lengths: 1, 2"),
+        ({"text": "we see it", "sent": [[], []]}, "line 2.*other things than numbers, or nothing"),
+        ({"text": "we see it", "sent": [[True]]}, "line 2.*other things than numbers"),
         ({"text": "we see it", "sent": [0.5, 1.0]}, "line 2.*one list of 2 numbers"),
+        ({"text": "we see it", "sent": [7.0, 8.0]}, "line 2.*written with a fraction"),
+        ({"text": "we see it", "sent": [int("9" * 400)]}, "line 2.*beyond 0 to"),
+        ({"text": "we see it", "sent": []}, "line 2.*an empty list"),
+        ({"text": "we see it", "sent": ["7", "8"]}, "line 2.*other things than numbers"),
     ],
 )
 def test_a_row_that_is_none_is_refused_by_its_place(row: dict[str, Any], named: str, tmp_path: Path) -> None:

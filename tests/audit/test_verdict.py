@@ -205,3 +205,35 @@ def test_a_defence_and_an_attack_bring_sentences_of_their_own() -> None:
     assert "Mine reads" not in {
         one.title for one in all_findings(scene, (cell(0.6, 0.05, "mine"),), {}, {"mine": Mine()})
     }
+
+
+def naming(f1: float, recall: float, attack: str = "mlc") -> AttackResult:
+    """A result of an attack that names words without their order."""
+    values = (("bag recall", recall), ("bag precision", f1), ("bag f1", f1))
+    measures = {name: Interval(value, value - 0.02, value + 0.02, 9) for name, value in values}
+    return AttackResult(attack, attack, "model only", "done", measures=measures)
+
+
+def test_words_that_anybody_would_name_are_not_read() -> None:
+    floors = {"same words f1": 0.56, "same words recall": 0.9, "same words precision": 0.41}
+    guessed, read = naming(0.57, 0.8), naming(0.7, 0.8)
+    assert level(None, (guessed,)) == level(None, (read,), floors) == "much"
+    assert level(None, (guessed,), floors) == "some", "the interval reaches what the same words for every text have"
+    nothing = verdict(None, WHO, (guessed,), "", floors)
+    assert nothing.startswith("No attack that was run names more words of your texts than anybody would guess")
+    assert "the same words for every text have 56.0 %" in nothing
+    assert "which anybody could name, have 90.0 % and 41.0 %" in verdict(None, WHO, (read,), "", floors)
+    seen = Transcript((Activations(torch.zeros(1, 2), np.ones(1), 1),), 5)
+    scene = Scene.of(seen, truth_of(), Adversary.without_text(Knowledge()), scheme={"name": "states"})
+    for one, is_raised in ((guessed, False), (read, True)):
+        titles = [found.title for found in all_findings(scene, (one,), {}, floors=floors)]
+        assert ("Words of a text are named, without their order" in titles) is is_raised
+
+
+def test_the_verdict_says_what_guessing_gives() -> None:
+    best = cell(0.08, 0.02)
+    floors = {"commonest token": 0.07, "commonest content token": 0.004}
+    said = verdict(best, WHO, (best,), "", floors)
+    assert "names and other content words. Always naming the commonest one gives 7 and fewer than 1." in said
+    unknown = verdict(best, WHO, (best,), "", {"commonest token": 0.07, "commonest content token": math.nan})
+    assert "gives 7." in unknown and "nan" not in unknown

@@ -24,6 +24,7 @@ from typer.main import get_command
 from milkglass import deadline
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.defence_scene import scene_of
+from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.cli.main import app
 from milkglass.cli.obfuscate import _scheme_parameters
 from milkglass.client.alone import LinearModel
@@ -287,6 +288,36 @@ def test_the_verdict_says_that_no_model_was_tried_at_home_or_that_no_way_was_fin
     assert not any("No model was tried" in one for one in compared(good).verdict)
     assert "was finished" in compared(replace(good, state="failed", quality=None, reading=None)).verdict[0]
     assert compared().verdict[0].startswith("Only ways with nothing sent were run")
+    assert "the way home, with 72 % right (69 to 75)" in compared().verdict[0]
+
+
+def test_what_was_not_learnt_is_not_recommended_where_nothing_was_sent() -> None:
+    unfinished = replace(way("good", "words are scrambled", 0.8), state="not run", quality=None)
+    unclear = replace(compared(unfinished), over_commonest=difference(0.02, -0.05, 0.09))
+    first, *others = verdict(unclear)
+    assert first.startswith("This says nothing of what sending is worth") and "the way home has 72 % right" in first
+    assert "No way that sends something was finished." in others
+    command = "milkglass compare MODEL ROWS --quick --out out"
+    kept = replace(unclear, kept="kept", kept_way="home", origin={"command": command})
+    assert words.next_line(kept).startswith("next: milkglass compare MODEL ROWS --out out ")
+    assert words.next_line(replace(kept, origin={})) == ""
+
+
+def test_a_way_that_was_not_finished_may_be_read_less_than_the_least() -> None:
+    masked = way("masked", "names are masked", 0.7, -0.02, 0.7)
+    coarse = replace(way("coarse", "words are scrambled", 0.6), state="not run", quality=None)
+    sentence = "The way coarse was not finished: what it is worth, and what is read, is not known."
+    assert sentence in verdict(compared(masked, coarse))
+    assert not any("not known" in sentence for sentence in verdict(compared(masked)))
+
+
+def test_the_legend_explains_the_marks_that_stand_in_the_table() -> None:
+    known = compared(way("masked", "names are masked", 0.7, -0.02, 0.7))
+    assert "-: nothing is sent" in words.legend(known) and "Not measured:" not in words.legend(known)
+    masked = known.ways[1]
+    assert masked.reading is not None
+    nameless = replace(masked, reading=replace(masked.reading, names=None))
+    assert "Not measured:" in words.legend(compared(nameless))
 
 
 def test_the_verdict_says_that_what_gains_is_read() -> None:
@@ -348,6 +379,8 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     unclear = replace(result, over_commonest=difference(0.08, -0.01, 0.17))
     first, *others = verdict(unclear)
     assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
+    without_model = replace(unclear, ways=tuple(one for one in unclear.ways if one.name != "home"))
+    assert "shown to beat naming the commonest class (64 % right)" in verdict(without_model)[0]
     surest = "The surest difference from naming the commonest class is +8.0 (-1.0 to +17.0) points; "
     assert others[0].startswith(surest)
     nearly = replace(unclear, over_commonest=replace(unclear.over_commonest, p_value=0.0502))
@@ -442,6 +475,7 @@ def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> Non
         "the best with nothing sent, which an earlier call kept"
     )
     assert "page" in words.next_line(compared(linear))
+    assert words.next_line(useless) == "", "what was not learnt is not recommended"
 
 
 def test_more_time_may_read_more_is_said_of_cut_attacks() -> None:
@@ -524,6 +558,20 @@ def test_the_page_has_every_way_once_and_escapes_what_it_quotes() -> None:
     assert "run odd" in html and html.count("<svg") == 1
 
 
+def test_a_text_that_crosses_in_place_of_another_is_shown() -> None:
+    masked = way("masked", "names are masked", 0.7, -0.02, 0.7)
+    example = ReadExample(
+        "we met ann", (TokenReading("we", True, "we"), TokenReading("met", True, "met")), (), "we met <PERSON>"
+    )
+    assert masked.reading is not None
+    html = page.render(compared(replace(masked, reading=replace(masked.reading, example=example))))
+    assert "<small>as it is sent</small> we met &lt;PERSON&gt;" in html
+    ids = replace(example, sent_text="")
+    assert "as it is sent<" not in page.render(
+        compared(replace(masked, reading=replace(masked.reading, example=ids)))
+    ), "ids and states are no text"
+
+
 def test_seconds_that_a_kill_left_uncounted_do_not_end_the_page() -> None:
     """A run that is killed after the last step of a training, before its seconds are written, goes on to its end."""
     cell = page.processor_text(replace(way("encoder", "nothing is sent", 0.7), seconds=7.2, setup=math.nan))
@@ -534,10 +582,11 @@ def test_seconds_that_a_kill_left_uncounted_do_not_end_the_page() -> None:
 
 def test_a_cell_of_many_words_breaks_between_them() -> None:
     """One that did not pushed the table over the page's edge, with whom the user trusts."""
-    more = ("words named without their order: F1 14.9 % (14.1 to 15.8)",)
+    more = ("words named without their order: F1 14.9 % (14.1 to 15.8); the same words for every text: 9.1 %",)
     seen = Reading("an attack", "x", content=None, names=None, numbers=None, tokens=None, guess=0.05, more=more)
     html = page.render(compared(replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=seen)))
-    assert "<div>words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8)</span></div>" in html
+    named = "<div>words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8);</span>"
+    assert f"{named} the same words for every text: <span>9.1 %</span></div>" in html
     assert "<div><span>72 %</span> <span>(69-75)</span></div>" in html, "one part beside its name, on a narrow page"
 
 

@@ -122,10 +122,28 @@ def test_the_verdict_counts_how_many_ways_were_tried() -> None:
     both = verdict(result((0.1, 0.01), (0.05, 0.03)))
     assert any("way 1" in sentence and "way 2" in sentence for sentence in both), "0.03 is compared with 0.05"
     assert verdict(result((-0.1, 0.0001)))[0].startswith("Keep it here"), "it is worse"
-    assert (
-        "way 2 has 80 %" in verdict(result((0.1, 0.03), (0.1, 0.03)))[0]
-        or "Way 1 has 80 %" in (verdict(result((0.1, 0.03), (0.1, 0.03)))[0])
-    ), "the same answers in two places are one comparison"
+    twice = result((0.1, 0.03), (0.1, 0.03))
+    assert verdict(twice)[0].startswith("Keep it here"), "equal figures of different answers are two comparisons"
+    home, *sent = twice.ways
+    same = replace(twice, ways=(home, *(replace(way, answers_digest="the same") for way in sent)))
+    assert "ay 1 has 80 %" in verdict(same)[0], "the same answers in two places are one comparison"
+
+
+def test_ways_with_other_answers_are_compared_each() -> None:
+    """Eight ways, each right in eight rows more and wrong in none, have p of 0.0078: too much for eight comparisons."""
+    truth = np.zeros(40, np.int64)
+    home = (np.arange(40) < 20).astype(np.int64)
+    asked_rows, ways = asked(truth, "classification"), list[WayResult]()
+    for number in range(8):
+        answers = home.copy()
+        answers[number : number + 8] = 0
+        above = difference_of(asked_rows, answers, home)
+        template = result((above.value, above.p_value)).ways[1]
+        ways.append(replace(template, name=f"way {number}", above=above, answers_digest=f"{number}"))
+    assert all(way.above is not None and way.above.p_value == pytest.approx(2 / 2**8) for way in ways)
+    found = replace(result(), ways=(*result().ways, *ways), held_out=40)
+    assert verdict(found)[0].startswith("Keep it here")
+    assert not verdict(replace(found, ways=found.ways[:2]))[0].startswith("Keep it here")
 
 
 def test_the_difference_that_can_be_told_is_no_smaller_than_the_test_needs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -285,6 +286,18 @@ def test_a_spreadsheet_is_named_as_one(tmp_path: Path, encoder: Owner) -> None:
     found = call("data", hidden, "--out", tmp_path / "o.jsonl")
     refused(found, 5, "rows.csv is not a text file")
     assert "a spreadsheet?" in found.stderr
+
+
+def test_a_compressed_file_and_a_ragged_one_are_named_as_what_they_are(tmp_path: Path) -> None:
+    packed, tabs, commas = tmp_path / "rows.csv", tmp_path / "rows.tsv", tmp_path / "others.csv"
+    packed.write_bytes(gzip.compress(b"text,label\na,b\n"))
+    refused(call("data", packed, "--out", tmp_path / "o.jsonl"), 5, "rows.csv is compressed (gzip)")
+    tabs.write_text("text\tlabel\na\tb\tc\n")
+    found = call("data", tabs, "--out", tmp_path / "o.jsonl")
+    refused(found, 5, "has 3 cells, and there are 2 columns")
+    assert "a cell cannot hold one here" in found.stderr
+    commas.write_text("text,label\na,b,c\n")
+    assert "a cell that holds the delimiter needs quotes" in call("data", commas, "--out", tmp_path / "o.jsonl").stderr
 
 
 def test_what_is_nearly_right_is_named(tmp_path: Path) -> None:

@@ -152,3 +152,13 @@ def test_labels_that_look_alike_are_warned_of(tmp_path: Path, other: str) -> Non
         tmp_path / "rows.jsonl", [{"text": f"t {n}", "label": ("caf\u00e9", other)[n % 2]} for n in range(40)]
     )
     assert "each is a class" in label_warning(summarise(DataFile(data)))
+
+
+def test_scores_beside_a_word_are_warned_of_and_names_with_digits_are_not(tmp_path: Path) -> None:
+    def warning(*labels: str) -> str:
+        rows = [{"text": f"t {n}", "label": labels[n % len(labels)]} for n in range(40)]
+        return label_warning(summarise(DataFile(written(tmp_path / "rows.jsonl", rows))))
+
+    assert "2 of 3 labels are numbers, and not 'inf'" in warning("inf", "1.5", "2.5")
+    assert "3 of 4 labels are numbers, and not 'x'" in warning("1", "2", "2.5", "x")
+    assert warning("1", "2", "x") == warning("grade 1", "grade 2.5") == ""

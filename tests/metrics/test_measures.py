@@ -104,6 +104,20 @@ def test_floors() -> None:
     assert recovery.floor_accuracies(truth, counted, public, 50)["commonest token"] == 0.25
 
 
+def test_the_words_that_are_named_for_every_text_are_those_that_most_texts_have() -> None:
+    public = Sequences.of([[1, 2, 9], [1, 2, 3], [1, 4, 1], [1, 2]])
+    is_counted = np.arange(20) != 9
+    assert recovery.constant_bag(public, is_counted).tolist() == [1, 2], "F1 of 14/17; of 1 alone 8/13, with 3 16/21"
+    truth = Sequences.of([[1, 5, 9], [2, 1], [6, 7]])
+    found = recovery.floor_bag_scores(truth, public, is_counted, np.random.default_rng(0))
+    assert found["bag recall"].value == pytest.approx(3 / 6) and found["bag precision"].value == pytest.approx(3 / 6)
+    own = recovery.floor_bag_scores(truth, None, is_counted, np.random.default_rng(0))
+    assert own["bag f1"].value >= found["bag f1"].value, "its own words decide"
+    empty = recovery.floor_bag_scores(Sequences.of([[9], []]), public, is_counted, np.random.default_rng(0))
+    assert empty["bag precision"].value == 0
+    assert not len(recovery.constant_bag(Sequences.of([[9]]), is_counted))
+
+
 def test_an_interval_around_nothing_or_everything_has_a_width() -> None:
     nothing = share(np.zeros(30, np.bool_), np.random.default_rng(0))
     assert (nothing.value, nothing.low) == (0, 0)

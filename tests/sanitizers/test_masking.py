@@ -159,6 +159,27 @@ def test_some_texts_in_another_language_are_noticed_among_english_ones() -> None
     assert LanguageTally.of([*ENGLISH * 40, german]).note() == "", "a quotation is no language of the file"
 
 
+def test_titles_without_a_sentence_show_no_language() -> None:
+    titles = ("Printer offline error code E05 return 12", "Invoice March missing", "VPN login failure laptop Bern")
+    assert LanguageTally.of(titles * 40).note() == ""
+    long_title = " ".join(titles * 3)
+    assert LanguageTally.of([*ENGLISH * 3, long_title]).note() == ""
+    for text in (
+        "Nie mogę się zalogować na swoje konto",
+        "Saya tidak bisa masuk ke akun saya",
+        "لا أستطيع الدخول إلى حسابي",
+    ):
+        assert LanguageTally.of([text] * 40).note(), text
+
+
+def test_hashtags_users_names_and_addresses_show_no_language() -> None:
+    tags = "#MondayBlues #CoffeeTime #Bern @keller_ann @fritz #OfficeLife #Sunrise #Trains https://example.org/a-b-c-d"
+    tweets = [f"Late again {tags} {tags}", *ENGLISH * 3]
+    assert LanguageTally.of(tweets).note() == ""
+    german = [f"{text} {tags}" for text in GERMAN * 2]
+    assert "English function words" in LanguageTally.of(german).note()
+
+
 def test_the_command_says_which_fields_stay_and_refuses_an_instruction_that_no_text_has(tmp_path: Path) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text(json.dumps({"text": TEXT, "name": "Maria Keller", "label": 1}) + "\n", "utf-8")

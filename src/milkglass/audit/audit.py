@@ -22,9 +22,9 @@ from milkglass.audit.report.verdict import level, unfinished_attacks, verdict
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
-from milkglass.metrics.recovery import floor_accuracies
+from milkglass.metrics.recovery import floor_accuracies, floor_bag_scores
 from milkglass.models.tokenizer import added_text
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
@@ -61,13 +61,13 @@ def audit(
     points = reading_curve(scene, attacks, audit_run, best, budget, seed, clock_deadline)
     tokens_to_reach = key_budget.tokens_to_reach(points)
     words_of_adversaries = {adversary.name: adversary.words for adversary in scene.adversaries}
-    sent, ordinary = scene.truth.tokens, scene.truth.ordinary
+    sent = scene.truth.tokens
     corpora = {
         adversary.name: adversary.knowledge.corpus
         for adversary in scene.adversaries
         if adversary.knowledge.corpus is not None
     }
-    corpus = next(reversed(corpora.values()), None)
+    floors = floors_of(scene, next(reversed(corpora.values()), None), seed)
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
@@ -77,19 +77,14 @@ def audit(
         public_tokens={name: len(corpus_.ids) for name, corpus_ in corpora.items()},
         vocab_size=scene.transcript.size,
         seconds=time.monotonic() - started,
-        verdict=verdict(best, words_of_adversaries, audit_run.results, words_of(scene).crosses),
-        level=level(best, audit_run.results),
+        verdict=verdict(best, words_of_adversaries, audit_run.results, words_of(scene).crosses, floors),
+        level=level(best, audit_run.results, floors),
         unfinished=tuple(unfinished_attacks(best, audit_run.results)),
         adversaries=words_of_adversaries,
         best=best,
         results=audit_run.results,
-        floors=floor_accuracies(
-            sent,
-            ordinary[sent.ids],
-            None if corpus is None else np.where(ordinary, corpus.counts(len(ordinary)), 0),
-            len(ordinary),
-        ),
-        findings=all_findings(scene, audit_run.results, tokens_to_reach, attacks),
+        floors=floors,
+        findings=all_findings(scene, audit_run.results, tokens_to_reach, attacks, floors),
         examples=read_examples(scene, audit_run, best, seed),
         curve=points,
         tokens_to_reach=tokens_to_reach,
@@ -99,6 +94,27 @@ def audit(
         id_information=id_information(scene),
         notice=words_of(scene).notice,
     )
+
+
+def floors_of(scene: Scene, corpus: Sequences | None, seed: int) -> dict[str, float]:
+    """Returns what guessing gives: the names and meanings of `Audit.floors`.
+
+    Args:
+        scene: what is attacked.
+        corpus: the text of the attacker who has most. None: the attacked texts themselves decide what is guessed, which
+            no attacker knows, so that the shares are upper bounds.
+        seed: decides the draws of intervals, which are left out here.
+    """
+    truth = scene.truth
+    content = truth.ordinary & truth.content
+    floors = dict[str, float]()
+    for name, is_counted in (("commonest token", truth.ordinary), ("commonest content token", content)):
+        counts = None if corpus is None else np.where(is_counted, corpus.counts(len(is_counted)), 0)
+        accuracies = floor_accuracies(truth.tokens, is_counted[truth.tokens.ids], counts, len(is_counted))
+        floors[name] = accuracies["commonest token"]
+        floors.setdefault("random guess", accuracies["random guess"])
+    bag = floor_bag_scores(truth.tokens, corpus, truth.ordinary, np.random.default_rng(seed))
+    return floors | {f"same words {name.removeprefix('bag ')}": score.value for name, score in bag.items()}
 
 
 def deadline(budget: Budget) -> Budget | None:

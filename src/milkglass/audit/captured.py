@@ -37,7 +37,7 @@ from milkglass.audit.key_scene import truth_of
 from milkglass.audit.scene import ALIKE, KNOWN, MIN_PRIVATE_TEXTS, OTHER, Adversary, Scene, require_attacker_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.obfuscated_tables import public_codec
-from milkglass.errors import CodecError, EmptyText, UsageError
+from milkglass.errors import CodecError, EmptyText, UsageError, first_few
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.progress import Progress, Stage, no_progress, no_stage
@@ -145,25 +145,43 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
     """Returns the kind and the value of what was sent for one text. Raises CodecError."""
     if isinstance(value, str):
         return "text", value
-    if isinstance(value, list) and value:
-        if all(type(number) is int and 0 <= number < ID_LIMIT for number in value):
-            return "ids", np.array(value, np.int64)
-        width = len(value[0]) if isinstance(value[0], list) else 0
-        is_matrix = all(isinstance(row, list) and len(row) == width for row in value) and width > 0
-        if is_matrix and all(type(number) in (int, float) for row in value for number in row):
-            vectors = _finite_vectors(value)
-            if vectors is not None:
-                return "vectors", vectors
-    if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
+    hint = 'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]'
+    if not isinstance(value, list):
+        raise CodecError(f"{place}: what was sent is no list of ids, no text, and no list of vectors", hint)
+    if not value:
+        raise CodecError(f"{place}: what was sent is an empty list", "leave the row out, or give what was sent")
+    if all(isinstance(row, list) for row in value):
+        return "vectors", _parse_vectors(place, value, hint)
+    kinds = {type(number) for number in value}
+    if not kinds <= {int, float}:
+        raise CodecError(f"{place}: what was sent is a list that holds other things than numbers", hint)
+    if kinds == {int} and all(0 <= number < ID_LIMIT for number in value):
+        return "ids", np.array(value, np.int64)
+    if all(float(number).is_integer() for number in value if abs(number) < ID_LIMIT):
         raise CodecError(
-            f"{place}: what was sent is one list of {len(value):,} numbers, and not all are ids from 0 to "
-            f"{ID_LIMIT - 1:,}",
-            'is it a vector? give "sent": [[0.5, 1.0]], a list of vectors',
+            f"{place}: an id is beyond 0 to {ID_LIMIT - 1:,}, or written with a fraction, as 1.0",
+            'give ids as whole numbers, "sent": [1, 2]; a vector is a list in a list, "sent": [[0.5, 1.0]]',
         )
     raise CodecError(
-        f"{place}: what was sent is no list of ids from 0 to {ID_LIMIT - 1:,}, no text, and no vectors of one length",
-        'give "sent": [1, 2], "sent": "words" or "sent": [[0.5, 1.0]]',
+        f"{place}: what was sent is one list of {len(value):,} numbers with fractions",
+        'is it a vector? give "sent": [[0.5, 1.0]], a list of vectors',
     )
+
+
+def _parse_vectors(place: Place, rows: list[list[Any]], hint: str) -> NDArray[np.float32]:
+    """Returns vectors (tokens, d) as fp32. Raises CodecError if they are no matrix of finite numbers."""
+    widths = {len(row) for row in rows}
+    if len(widths) > 1:
+        raise CodecError(f"{place}: its vectors have several lengths: {first_few(sorted(map(str, widths)))}", hint)
+    if widths == {0} or not all(type(number) in (int, float) for row in rows for number in row):
+        raise CodecError(f"{place}: its vectors hold other things than numbers, or nothing", hint)
+    vectors = _finite_vectors(rows)
+    if vectors is None:
+        raise CodecError(
+            f"{place}: a number of its vectors is not finite, or beyond fp32",
+            "leave the row out, or give what was sent",
+        )
+    return vectors
 
 
 def _is_list_of_numbers(text: str) -> bool:
@@ -475,7 +493,10 @@ class _CapturedClient:
         """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
         widths = {row.sent.shape[1] for row in rows}
         if len(widths) > 1:
-            raise CodecError(f"vectors have {len(widths)} widths: {sorted(widths)}", "give what one client sent")
+            raise CodecError(
+                f"vectors have {len(widths)} widths: {first_few([*map(str, sorted(widths))])}",
+                'give what one client sent; ids are one list, "sent": [1, 2]',
+            )
         lengths = np.array([len(row.sent) for row in rows], np.int64)
         is_pooled = bool((lengths == 1).all())
         for row, count, token_count in zip(rows, lengths.tolist(), original.lengths.tolist(), strict=True):

@@ -193,6 +193,7 @@ def audit_captured(
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path, public)
     from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
+    from milkglass.models.config_entries import DEPTH_ENTRIES
     from milkglass.rows.examples import read_texts
 
     all_rows = read_captured(path)
@@ -201,6 +202,12 @@ def audit_captured(
     public_file = columns.read_optional(public)
     public_texts = None if public_file is None else [example.text for example in read_texts(public_file)]
     base = open_original(model)
+    layer_count = next((int(base.config[name]) for name in DEPTH_ENTRIES if base.config.get(name) is not None), layer)
+    if layer > layer_count:
+        raise UsageError(
+            f"--layer {layer} is more than the {layer_count} layers of {base.folder.name}",
+            "give how many layers the client runs before it sends",
+        )
     rows, max_tokens = rows_within_limit(base, all_rows)
     if left_out_count := len(all_rows) - len(rows):
         left_out = "1 text is" if left_out_count == 1 else f"{left_out_count:,} texts are"
@@ -212,7 +219,8 @@ def audit_captured(
         )
     served_model = None if server_model is None else open_original(str(server_model))
     kinds = {"ids": "ids", "text": "replaced text", "vectors": "vectors"}
-    note(f"{path.name}: {len(rows):,} texts and the {kinds[rows[0].kind]} that were sent for them")
+    texts = "1 text" if len(rows) == 1 else f"{len(rows):,} texts"
+    note(f"{path.name}: {texts} and the {kinds[rows[0].kind]} that were sent for them")
     full_identity = {"captured": rows_digest(rows), "model": base.digest(), "seed": seed, "layer": layer}
     full_identity |= {} if served_model is None else {"served": served_model.digest()}
     if public_file is not None:

@@ -135,7 +135,7 @@ def compare(
 
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     hyperparameters_of(options, option_of)  # so that a wrong value is reported before anything is read
-    names = [name.strip() for name in ways.split(",")] if ways else []
+    names = [] if ways is None else [name.strip() for name in ways.split(",")]
     choose_ways(names, quick, everything)
     clock_seconds = Budget.parse(budget).seconds if budget else float("inf")
     attack_seconds = Budget.parse(attacks).seconds if attacks else QUICK_ATTACK_SECONDS if quick else ATTACK_SECONDS
@@ -223,7 +223,9 @@ def compare(
     emit(
         as_json,
         result.to_json(),
-        lambda: "\n".join([table(rows_of(result)), legend(), "", *notes_of(result), *file_lines, "", *result.verdict]),
+        lambda: "\n".join(
+            [table(rows_of(result)), legend(result), "", *notes_of(result), *file_lines, "", *result.verdict]
+        ),
     )
     if not as_json and (next_step := next_line(result)):
         note(next_step)

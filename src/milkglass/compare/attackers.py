@@ -7,13 +7,15 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.audit import example_indices, read_example
+from milkglass.audit.audit import example_indices, floors_of, read_example
 from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import cap_torch_threads
 from milkglass.audit.outcome import AttackResult, strongest
@@ -24,13 +26,14 @@ from milkglass.catalogue import signature
 from milkglass.compare.result import Reading
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
+from milkglass.defences.sanitized_text import ReplacedTextClient
 from milkglass.experiments.procedures.trials import TrainedHalves
 from milkglass.files import source_digest
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 from milkglass.metrics.recovery import floor_accuracies
 from milkglass.progress import Log, no_log
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
@@ -41,12 +44,19 @@ WITHOUT_FIGURES = frozenset(
 ALL_READ = "it is sent as it is"
 
 
+@cache
+def _package_versions() -> bytes:
+    """Returns the names and versions of all installed packages."""
+    return json.dumps(sorted({f"{package.name}=={package.version}" for package in distributions()})).encode()
+
+
 def figures_code() -> str:
     """Returns a digest of the code that decides what a way answers and what attacks read of it.
 
+    It is that of the package's sources and of the versions of all installed packages, such as one that brings a way.
     What other code found is not taken over. Trained halves are, by the version of their files alone.
     """
-    return source_digest(excluded=WITHOUT_FIGURES)
+    return source_digest(_package_versions(), excluded=WITHOUT_FIGURES)
 
 
 def reading_of(
@@ -84,10 +94,13 @@ def reading_of(
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
-        bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut),)
-        reading = Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=(*bag, *faults))
-        return _with_guessing(reading, scene)
-    example = read_example(scene, finished.readings[best.adversary, best.attack], _example_index(scene, setting.seed))
+        guessed = floors_of(scene, _attacker_corpus(scene), setting.seed)["same words f1"]
+        bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut, guessed),)
+        return Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=(*bag, *faults))
+    index = _example_index(scene, setting.seed)
+    example = read_example(scene, finished.readings[best.adversary, best.attack], index)
+    if example is not None and index is not None and isinstance(cell.client, ReplacedTextClient):
+        example = replace(example, sent_text=cell.client.prepare([private[index]])[0])
     masks = dict[str, float]()
     if isinstance(cell.client, MaskingClient):
         masks = _masks(scene, cell.client, private, list(finished.readings.values()))
@@ -146,12 +159,18 @@ def _content_ids(scene: Scene) -> NDArray[np.bool_]:
     return scene.truth.ordinary & scene.truth.content
 
 
+def _attacker_corpus(scene: Scene) -> Sequences | None:
+    """Returns the text of the attacker who has most; None if none has any."""
+    corpora = (who.knowledge.corpus for who in reversed(scene.adversaries))
+    return next((corpus for corpus in corpora if corpus is not None), None)
+
+
 def _with_guessing(reading: Reading, scene: Scene) -> Reading:
     """Returns a reading with what guessing gives (`Reading.guess`)."""
-    corpora = [who.knowledge.corpus for who in scene.adversaries if who.knowledge.corpus is not None]
+    corpus = _attacker_corpus(scene)
     truth, tokens, content_ids = scene.truth, scene.truth.tokens, _content_ids(scene)
     is_counted = content_ids if content_ids[tokens.ids].any() else truth.ordinary
-    counts = np.where(is_counted, corpora[-1].counts(len(is_counted)), 0) if corpora else None
+    counts = None if corpus is None else np.where(is_counted, corpus.counts(len(is_counted)), 0)
 
     def share_of(is_counted_token: NDArray[np.bool_], public_counts: Ids | None) -> float:
         return floor_accuracies(tokens, is_counted_token, public_counts, len(is_counted))["commonest token"]
@@ -205,10 +224,14 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
     return tuple(words)
 
 
-def _bag_in_words(score: Interval, is_cut: bool) -> str:
-    """Returns how many words are named, with an interval, or as "at least" if attacks ended before they were done."""
+def _bag_in_words(score: Interval, is_cut: bool, guessed: float) -> str:
+    """Returns how many words are named, with an interval, or as "at least" if attacks ended before they were done.
+
+    Args:
+        guessed: F1 of the same words for every text.
+    """
     value = percent(score.value, is_lower_bound=True, decimals=1) if is_cut else str(score)
-    return f"words named without their order: F1 {value}"
+    return f"words named without their order: F1 {value}; the same words for every text: {percent(guessed, decimals=1)}"
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -102,6 +102,7 @@ class WayResult:
         trust: whom the user trusts.
         command: the next command.
         notes: what to know of this row, such as that its training was too short.
+        answers_digest: the same for ways with the same answers, such as the model in other places; "" if not known.
     """
 
     name: str
@@ -120,6 +121,7 @@ class WayResult:
     trust: str = ""
     command: str = ""
     notes: tuple[str, ...] = ()
+    answers_digest: str = ""
 
     @property
     def is_local(self) -> bool:

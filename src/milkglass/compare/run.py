@@ -151,7 +151,8 @@ def _over_commonest(setting: ComparisonSettings, answers: Sequence[NDArray[Any]]
     Its p-value is multiplied by the number of ways with different answers (Bonferroni). None: no way was finished.
     """
     constant_answers = WAYS["commonest"].measure_answers(setting).answers
-    differences = {difference_of(setting.rows, way_answers, constant_answers) for way_answers in answers}
+    different_answers = {_answers_digest(way_answers): way_answers for way_answers in answers}
+    differences = [difference_of(setting.rows, answers, constant_answers) for answers in different_answers.values()]
     if not differences:
         return None
     surest = min(differences, key=lambda difference: (difference.value <= 0, difference.p_value, -difference.value))
@@ -180,7 +181,8 @@ def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
     limits = sorted({reading.work for reading in readings})
     work = " to ".join(map(duration_text, limits[:: max(1, len(limits) - 1)]))
     cut = "this" if all(math.isnan(reading.clock) for reading in readings) else "this or --budget"
-    return (f'Each way is attacked with {work} of one core\'s work at most; "at least" marks attacks that {cut} cut',)
+    limit = f"{work} of one core's work"
+    return (f'Each way is attacked with {limit} at most; "at least" marks attacks that {cut} cut, and is rounded down',)
 
 
 def _epochs_notes(setting: ComparisonSettings, ways: Sequence[WayResult]) -> tuple[str, ...]:
@@ -234,6 +236,11 @@ def _methods_digest(way: Way) -> str:
     silent_way = replace(way, title="", trust="", provider="", command="")
     attacks = [*map(signature, ATTACKS.values())] if _is_attacked(way) else []
     return hashlib.sha256(json.dumps([attackers.figures_code(), signature(silent_way), *attacks]).encode()).hexdigest()
+
+
+def _answers_digest(answers: NDArray[Any]) -> str:
+    """Returns a digest that only the same answers share."""
+    return hashlib.sha256(json.dumps(pack_answers(answers), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _is_attacked(way: Way) -> bool:
@@ -391,6 +398,7 @@ class _Run:
             empty_result, state="done", reason="", quality=way_quality, reading=reading,
             seconds=way_answer.seconds, setup=way_answer.setup, bytes=way_answer.bytes, more=way_answer.more,
             notes=(*way_answer.notes, *(self._notes(way_answer) if may_learn_more else ())),
+            answers_digest=_answers_digest(way_answer.answers),
         )  # fmt: skip
         self._store(way, result, way_answer.answers, time.monotonic() - started, seconds)
         return result, way_answer.answers
@@ -409,7 +417,7 @@ class _Run:
         if (means := loss_fall(losses)) is None:
             return ()
         earlier_loss, last_loss = means
-        return (f"{LOSS_FELL}: its mean was {earlier_loss:.2f} in the third quarter and {last_loss:.2f} in the last",)
+        return (f"{LOSS_FELL}, from {earlier_loss:.2f} in the third quarter to {last_loss:.2f} in the last",)
 
     def keep_model(self, name: str, folder: Path) -> str:
         """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.
@@ -646,4 +654,5 @@ def read_way(raw: Any) -> WayResult:
 def _example(raw: Any) -> Any:
     if raw is None:
         return None
-    return ReadExample(raw["original"], tuple(TokenReading(**piece) for piece in raw["pieces"]), tuple(raw["sent"]))
+    pieces = tuple(TokenReading(**piece) for piece in raw["pieces"])
+    return ReadExample(raw["original"], pieces, tuple(raw["sent"]), raw["sent_text"])

@@ -20,27 +20,26 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if best_local is None:
         return ("No way with nothing sent was run, so nothing can be said about what sending gains.",)
     sent_ways = [way for way in result.finished_ways if not way.is_local]
-    if not sent_ways:
-        best_quality = quality_text(result, best_local)
-        was_tried = any(not way.is_local for way in result.ways)
-        fault = "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
-        return (f"{fault}; the best with nothing sent is {best_local.title}, with {best_quality}.",)
     better_ways = _better_ways(result, sent_ways)
     is_nothing_learnt = shows_nothing_learnt(result)
     if is_nothing_learnt:
         useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
+        holder = "" if best_local.name == "commonest" else f"{best_local.title} has "
         sentences = [
-            f"This says nothing of what sending is worth: no way here is shown to beat {useless} ({best_local.title} "
-            f"has {quality_text(result, best_local)}). Give more rows or --epochs"
+            f"This says nothing of what sending is worth: no way here is shown to beat {useless} "
+            f"({holder}{quality_text(result, best_local)}). Give more rows or --epochs"
             f"{slower_alternative(result.origin.get('command', ''))}.",
             *_surest_difference(result, useless),
         ]
     else:
-        sentences = [_first_sentence(result, best_local, better_ways)]
+        first = _first_sentence(result, best_local, better_ways) if sent_ways else _local_sentence(result, best_local)
+        sentences = [first]
         if commonest := [way for way in result.finished_ways if way.name == "commonest" and way is not best_local]:
             sentences.append(f"{_capitalised(commonest[0].title)} has {quality_text(result, commonest[0])}.")
     if all(way.name == "commonest" for way in result.finished_ways if way.is_local):
         sentences.append("No model was tried on your machine: --ways linear,encoder adds two.")
+    if is_nothing_learnt and not sent_ways:
+        sentences.append(f"{_unsent_fault(result)}.")
     if missing := [way.title for way in result.ways if way.is_local and way.state in ("failed", "not run")]:
         verb = "was" if len(missing) == 1 else "were"
         sentences.append(f"{_capitalised(_enumeration(missing))} {verb} not finished, and may be better.")
@@ -76,6 +75,16 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             f"No name was recognised in the texts that are attacked ({NAME_RULE}): how many names are read, or left by "
             "masking, is not measured."
         )
+    unread = [
+        way.title for way in result.ways if way.state in ("failed", "not run") and not way.is_local
+        and way.group not in UNCHANGED_GROUPS
+    ]  # fmt: skip
+    if unread and attacked_ways:
+        verb, object_ = ("was", "it is") if len(unread) == 1 else ("were", "they are")
+        sentences.append(
+            f"{_capitalised(_enumeration(unread))} {verb} not finished: what {object_} worth, and what is read, is "
+            "not known."
+        )
     if any(way.group == "sent as it is" for way in sent_ways):
         sentences.append(f"The provider's model is {result.model} here, and you have it, too. {_larger_model(result)}")
     if unfinished := [way.title for way in sent_ways if way.reading is not None and way.reading.may_grow]:
@@ -95,6 +104,18 @@ def _larger_model(result: ComparisonResult) -> str:
     if tried is not None:
         at_home = f" ({tried.title}: {tried.reason})" if at_home else ""
     return f"What a larger one is worth is seen only with a larger MODEL{at_home}."
+
+
+def _unsent_fault(result: ComparisonResult) -> str:
+    """Returns why no way that sends something has figures."""
+    was_tried = any(not way.is_local for way in result.ways)
+    return "No way that sends something was finished" if was_tried else "Only ways with nothing sent were run"
+
+
+def _local_sentence(result: ComparisonResult, best_local: WayResult) -> str:
+    """Returns what the best way with nothing sent has, where no other way has figures."""
+    worth = f"{quality_text(result, best_local)}{_range_text(result, best_local)}"
+    return f"{_unsent_fault(result)}; the best with nothing sent is {best_local.title}, with {worth}."
 
 
 def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways: list[WayResult]) -> str:
@@ -151,7 +172,7 @@ def _reading_text(way: WayResult) -> str:
         return f"{percent(reading.tokens.value, reading.cut)} of all its tokens"
     words = [f"{percent(reading.content.value, reading.cut)} of the names and other content words"]
     for noun, share in (("names", reading.names), ("numbers", reading.numbers)):
-        if share is not None and share.value > max(MAX_HIDDEN_SHARE_READ, way.share_read):
+        if share is not None and share.value > way.share_read:
             words.append(f"{percent(share.value, reading.cut)} of the {noun}")
     return _enumeration(words)
 
@@ -186,19 +207,24 @@ def _better_ways(result: ComparisonResult, sent_ways: list[WayResult]) -> list[W
     Ways with the same answers, such as the model in other places, are one comparison.
     """
     differences = _differences(sent_ways)
-    better = set[Difference]()
-    for rank, difference in enumerate(sorted(differences, key=lambda difference: difference.p_value)):
+    better = set[str]()
+    for rank, (answers, difference) in enumerate(sorted(differences.items(), key=lambda item: item[1].p_value)):
         if difference.p_value > MAX_P_VALUE / (len(differences) - rank):
             break
         if difference.value < 0 if result.measure == "loss" else difference.value > 0:
-            better.add(difference)
-    return [way for way in sent_ways if way.above in better]
+            better.add(answers)
+    return [way for way in sent_ways if _answers_of(way) in better]
 
 
-def _differences(sent_ways: list[WayResult]) -> list[Difference]:
-    """Returns the different differences from the best with nothing sent that are known."""
-    known = [way.above for way in sent_ways if way.above is not None and math.isfinite(way.above.value)]
-    return list(dict.fromkeys(known))
+def _differences(sent_ways: list[WayResult]) -> dict[str, Difference]:
+    """Returns the known differences from the best with nothing sent, one for ways with the same answers."""
+    known = ((way, way.above) for way in sent_ways)
+    return {_answers_of(way): above for way, above in known if above is not None and math.isfinite(above.value)}
+
+
+def _answers_of(way: WayResult) -> str:
+    """Returns what only ways with the same answers share; the way's name if its answers are not known."""
+    return way.answers_digest or f"way {way.name}"
 
 
 def quality_text(result: ComparisonResult, way: WayResult) -> str:
@@ -249,7 +275,7 @@ def _smallest_difference(result: ComparisonResult, sent_ways: list[WayResult]) -
     from scipy.stats import norm
 
     differences = _differences(sent_ways)
-    widths = sorted((difference.high - difference.low) / 2 for difference in differences)
+    widths = sorted((difference.high - difference.low) / 2 for difference in differences.values())
     widths = [width for width in widths if width > 0]
     if not widths:
         return None

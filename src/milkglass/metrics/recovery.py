@@ -224,3 +224,36 @@ def floor_accuracies(
     token_counts = np.bincount(ids)
     commonest = int(np.argmax(token_counts if public is None else public))
     return {"random guess": 1 / size, "commonest token": float((ids == commonest).mean())}
+
+
+def constant_bag(texts: Sequences, is_counted: NDArray[np.bool_]) -> Ids:
+    """Returns the set of ids that has the greatest F1 (`bag_scores`) if it is named for each of these texts.
+
+    Args:
+        texts: the texts by which it is chosen.
+        is_counted: (n,) whether each id counts.
+    """
+    counted = texts.keep(is_counted[texts.ids])
+    if not len(counted.ids):
+        return np.empty(0, np.int64)
+    pairs = np.unique(np.stack([counted.sequence_indices, counted.ids]), axis=1)
+    text_counts = np.bincount(pairs[1], minlength=len(is_counted))
+    order = np.argsort(-text_counts, kind="stable")
+    common, named = np.cumsum(text_counts[order]), len(texts) * np.arange(1, len(order) + 1)
+    best_size = int(np.argmax(2 * common / (named + pairs.shape[1]))) + 1
+    return order[:best_size]
+
+
+def floor_bag_scores(
+    truth: Sequences, public: Sequences | None, is_counted: NDArray[np.bool_], rng: np.random.Generator
+) -> dict[str, Interval]:
+    """Returns `bag_scores` of an attacker who names the same ids for each text, which costs nothing.
+
+    Args:
+        truth: the texts.
+        public: the attacker's own text, by which these ids are chosen (`constant_bag`). None takes the truth, which no
+            attacker knows, so that the values are upper bounds.
+        is_counted: (n,) whether each id counts.
+    """
+    named = constant_bag(truth if public is None else public, is_counted)
+    return bag_scores((named,) * len(truth), truth.keep(is_counted[truth.ids]), rng)

@@ -55,6 +55,8 @@ def not_utf8_error(path: Path) -> CodecError:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if (name := _ENCODING_OF_BOM.get(head[:2])) is None:
+        if head.startswith(b"\x1f\x8b"):
+            return CodecError(f"{path.name} is compressed (gzip)", "unpack it, as with gunzip")
         if head.startswith(_SPREADSHEET_MARKS):
             return CodecError(f"{path.name} is not a text file", 'a spreadsheet? Save it as "CSV UTF-8"')
         if b"\0" in head:

@@ -105,10 +105,11 @@ def table_cells(
         elif is_flawed:
             yield place, ()
         else:
-            raise CodecError(
-                f"{place} has {len(cells)} cells, and there are {len(names)} columns",
-                "check its tabs or quotes: a cell that holds the delimiter needs quotes",
-            )
+            hint = (
+                "check its quotes: a cell that holds the delimiter needs quotes" if is_quoted
+                else "check its tabs: a cell cannot hold one here; a CSV file, with quotes, can"
+            )  # fmt: skip
+            raise CodecError(f"{place} has {len(cells)} cells, and there are {len(names)} columns", hint)
     if names is None:
         raise EmptyText(f"{path.name} is empty", "give at least one row")
 

@@ -25,6 +25,8 @@ from milkglass.threat.observations import Activations, Tokens, Weights
 TokensToReach = Mapping[str, Mapping[str, int]]  # for each adversary and share, the tokens after which it is read
 FindingValues = Mapping[str, Any] | None
 NO_ATTACKS: Mapping[str, Attack] = {}
+MIN_COSINE_OF_PUBLIC_ROWS = 0.999  # above this mean cosine with the public rows, a table's rows are those
+NO_FLOORS: Mapping[str, float] = {}  # of what guessing gives, nothing is known
 
 
 def all_findings(
@@ -32,6 +34,7 @@ def all_findings(
     results: tuple[AttackResult, ...],
     tokens_to_reach: TokensToReach,
     attacks: Mapping[str, Attack] = NO_ATTACKS,
+    floors: Mapping[str, float] = NO_FLOORS,
 ) -> tuple[Finding, ...]:
     """Returns all findings that apply, the gravest first, and then those that attacks bring.
 
@@ -40,6 +43,7 @@ def all_findings(
         results: the result of each attack by each attacker.
         tokens_to_reach: after how many tokens each share is read.
         attacks: the attacks that may bring a finding of their own, by name.
+        floors: what guessing gives (`Audit.floors`).
     """
     budget_texts = {"spent": curve_in_words(tokens_to_reach), "at_once": _is_read_at_once(tokens_to_reach)}
     words = words_of(scene)
@@ -57,8 +61,8 @@ def all_findings(
         "broken": None if scene.broken is None else {},
         "read": {"best": best, "classes": _exposed_classes(best), **texts_of_read} if is_read and best else None,
         **dict.fromkeys(words.findings, {}),
-        "named": {"best": best_naming} if best_naming is not None and best_naming.value("bag f1") >= 0.1 else None,
-        "clusters": _right_cluster_share(results),
+        "named": _named_words(best_naming, floors),
+        "clusters": _right_cluster_share(scene, results),
         "budget": budget_texts if budget_texts["spent"] and not is_read else None,
         "understated": _measures_beyond_papers(scene, results),
         "rate": None if rate is None else {"rate": rate},
@@ -117,6 +121,19 @@ def best_naming_attack(results: tuple[AttackResult, ...]) -> AttackResult | None
     return max(naming_cells, key=lambda cell: cell.value("bag f1"), default=None)
 
 
+def exceeds_guessing(naming: AttackResult, floors: Mapping[str, float]) -> bool:
+    """Returns whether an attack names words better than the same words for every text do, by the low end of its F1."""
+    f1, floor = naming.measures["bag f1"], floors.get("same words f1", math.nan)
+    return not (f1.value if math.isnan(f1.low) else f1.low) <= floor
+
+
+def _named_words(naming: AttackResult | None, floors: Mapping[str, float]) -> FindingValues:
+    """Returns the attack that names most words, if its F1 is 0.1 or more and above what guessing gives."""
+    if naming is None or naming.value("bag f1") < 0.1 or not exceeds_guessing(naming, floors):
+        return None
+    return {"best": naming, "floor": floors.get("same words f1", math.nan)}
+
+
 def id_information(scene: Scene) -> IdInformation | None:
     """Returns the bits that an id can reveal of its token, whatever is known; None if it stands for one token."""
     if scene.symbols is None:
@@ -151,10 +168,15 @@ def _exposed_classes(best: AttackResult) -> str:
     return ", ".join(f"{name}s {100 * share.value:.0f} %" for name, share in shares.items() if share.value >= 0.2)
 
 
-def _right_cluster_share(results: tuple[AttackResult, ...]) -> FindingValues:
-    """Returns the largest share of guesses in the right cluster, if it is 0.5 or more."""
+def _right_cluster_share(scene: Scene, results: tuple[AttackResult, ...]) -> FindingValues:
+    """Returns the largest share of guesses in the right cluster, if it is 0.5 or more.
+
+    A table that is the public one has no clusters: it belongs to words that are sent as text.
+    """
     share = max((cell.in_group for cell in results if cell.in_group is not None), default=0.0)
-    return {"share": share} if share >= 0.5 else None
+    if share < 0.5 or mean_cosine_with_originals(scene) > MIN_COSINE_OF_PUBLIC_ROWS:
+        return None
+    return {"share": share}
 
 
 def _measures_beyond_papers(scene: Scene, results: tuple[AttackResult, ...]) -> FindingValues:

@@ -136,6 +136,7 @@ def render(result: Audit) -> str:
     return template.render(
         r=result,
         columns=RESULT_COLUMNS,
+        names_words=any("bag f1" in cell.measures for cell in result.results),
         label=LEVEL_LABELS[result.level],
         most=MOST_SHARE,
         much=MUCH_SHARE,

@@ -61,11 +61,13 @@ class ReadExample:
         original: the text, without special tokens.
         pieces: the text's tokens as they are read.
         sent: the ids that crossed for the text, special ones too; empty if hidden states are sent.
+        sent_text: the text that crossed in place of this one; "" where none did, or it is not known.
     """
 
     original: str
     pieces: tuple[TokenReading, ...]
     sent: tuple[int, ...] = ()
+    sent_text: str = ""
 
     @property
     def right_count(self) -> int:
@@ -128,7 +130,9 @@ class Audit:
         adversaries: what each attacker has, in words.
         best: the attack that reads most. None: none reads anything.
         results: the result of each attack by each attacker.
-        floors: what is recovered without an attack (metrics/recovery.floor_accuracies).
+        floors: what is recovered without an attack: by a "random guess" of each token, by the "commonest token" and the
+            "commonest content token" of the attacker's own text, and "same words f1", "... recall" and "...
+            precision" of the same words for every text (metrics/recovery.floor_bag_scores).
         findings: the findings, in the order of `findings.all_findings`.
         examples: random texts as the strongest attack reads them.
         curve: what the strongest attack reads of growing parts of the text.

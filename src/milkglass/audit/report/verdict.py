@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.findings import best_naming_attack
+from milkglass.audit.report.findings import NO_FLOORS, best_naming_attack, exceeds_guessing
 from milkglass.audit.report.result import Level
 from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
@@ -32,8 +32,9 @@ SENTENCES = TEXTS["verdict"]
 
 
 def verdict(
-    best: AttackResult | None, attacker_words: Mapping[str, str], results: tuple[AttackResult, ...], crosses: str = ""
-) -> str:
+    best: AttackResult | None, attacker_words: Mapping[str, str], results: tuple[AttackResult, ...], crosses: str = "",
+    floors: Mapping[str, float] = NO_FLOORS,
+) -> str:  # fmt: skip
     """Returns what is read, in a few sentences, which never reassure.
 
     Args:
@@ -41,30 +42,35 @@ def verdict(
         attacker_words: what each attacker has, in words.
         results: the result of each attack by each attacker.
         crosses: what an attacker sees of a text, in words (`DefenceWords.crosses`); "" for ids under a key.
+        floors: what guessing gives (`Audit.floors`). Those that are not known are not told.
     """
     naming, unfinished_titles = best_naming_attack(results), unfinished_attacks(best, results)
-    bag_sentence = (
-        "" if naming is None else fill_template(SENTENCES["words"], best=naming, who=attacker_words[naming.adversary])
-    )
+    bag_sentence = ""
+    if naming is not None:
+        is_above = exceeds_guessing(naming, floors)
+        who = attacker_words[naming.adversary]
+        bag_sentence = fill_template(SENTENCES["words"], best=naming, who=who, floors=floors, is_above=is_above)
     sentences = [bag_sentence or SENTENCES["nothing"]]
     if best is not None:
         sentences = [
-            _reading_sentence(best, attacker_words, results, crosses),
+            _reading_sentence(best, attacker_words, results, crosses, floors),
             bag_sentence if _is_without_solvers(results) else "",
-            TEXTS["advice"][level(best, results)],
+            TEXTS["advice"][level(best, results, floors)],
         ]
     sentences.append(fill_template(SENTENCES["unfinished"], names=unfinished_titles) if unfinished_titles else "")
     return " ".join(filter(None, sentences))
 
 
-def level(best: AttackResult | None, results: tuple[AttackResult, ...]) -> Level:
+def level(
+    best: AttackResult | None, results: tuple[AttackResult, ...], floors: Mapping[str, float] = NO_FLOORS
+) -> Level:
     """Returns the level by the content tokens that the strongest attack reads (all tokens, if none carries content).
 
-    If half of a text's words are named without their order, the level is at least "much": anyone could guess where some
-    of these words belong.
+    If half of a text's words are named without their order, and more than by naming the same words for every text
+    (`exceeds_guessing`), the level is at least "much": anyone could guess where some of these words belong.
     A figure that may still rise is never given the mildest level.
     """
-    share, named_share = math.nan if best is None else _content_share(best, results), _named_share(results)
+    share, named_share = math.nan if best is None else _content_share(best, results), _named_share(results, floors)
     if named_share >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
     return level_of(share, bool(unfinished_attacks(best, results)) or (math.isnan(share) and math.isnan(named_share)))
@@ -117,8 +123,9 @@ def percent_text(share: float, is_lower_bound: bool = False) -> str:
 
 
 def _reading_sentence(
-    best: AttackResult, attacker_words: Mapping[str, str], results: tuple[AttackResult, ...], crosses: str
-) -> str:
+    best: AttackResult, attacker_words: Mapping[str, str], results: tuple[AttackResult, ...], crosses: str,
+    floors: Mapping[str, float],
+) -> str:  # fmt: skip
     """Returns the sentence on what the strongest attack reads."""
     is_lower_bound, share = bool(unfinished_attacks(best, results)), _content_share(best, results)
     attacker = _attacker_phrase(best.adversary, attacker_words[best.adversary])
@@ -133,7 +140,15 @@ def _reading_sentence(
         else "",
         units=best.measures["content top-1"].units,
         few=FEW_TEXTS,
+        guessed=_floor_text(floors, "commonest token"),
+        guessed_content=_floor_text(floors, "commonest content token") if best.measures["content top-1"].units else "",
     )
+
+
+def _floor_text(floors: Mapping[str, float], name: str) -> str:
+    """Returns what guessing gives, in percent; "" if it is not known."""
+    share = floors.get(name, math.nan)
+    return "" if math.isnan(share) else percent_text(share)
 
 
 def largest_share(best: AttackResult, results: tuple[AttackResult, ...], measure: str) -> float:
@@ -162,10 +177,15 @@ def _is_without_solvers(results: tuple[AttackResult, ...]) -> bool:
     return not any(cell.joint and cell.state != "does not apply" for cell in results)
 
 
-def _named_share(results: tuple[AttackResult, ...]) -> float:
-    """Returns the share of a text's words that are named without their places; nan without such a figure."""
+def _named_share(results: tuple[AttackResult, ...], floors: Mapping[str, float]) -> float:
+    """Returns the share of a text's words that are named without their places, 0 if guessing names as many.
+
+    Returns nan without such a figure.
+    """
     naming = best_naming_attack(results)
-    return naming.value("bag recall") if naming is not None and _is_without_solvers(results) else math.nan
+    if naming is None or not _is_without_solvers(results):
+        return math.nan
+    return naming.value("bag recall") if exceeds_guessing(naming, floors) else 0.0
 
 
 def _content_share(best: AttackResult, results: tuple[AttackResult, ...]) -> float:

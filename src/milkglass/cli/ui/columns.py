@@ -19,6 +19,7 @@ import typer
 from milkglass.cli.ui.terminal import note
 from milkglass.client.remote.strict_json import clean_text
 from milkglass.errors import first_few
+from milkglass.rows.labels import is_number
 
 if TYPE_CHECKING:
     from milkglass.rows.data_file import DataFile
@@ -158,12 +159,24 @@ def classes_text(summary: Summary) -> str:
 
 
 def label_warning(summary: Summary) -> str:
-    """Returns a warning of labels with a decimal comma, that differ only in capitals, or that occur once; else ""."""
+    """Returns a warning of labels that may be misread; else "".
+
+    They are numbers with a decimal comma, numbers beside a few that are none, labels that differ only in capitals, or
+    that occur once.
+    """
     fractions = [name for name in summary.labels if COMMA_NUMBER_PATTERN.fullmatch(name)]
     if fractions and all(name in fractions or name.isdigit() for name in summary.labels):
         return (
             "warning: the labels are numbers with a decimal comma, and each is taken for a class; scores are written "
             "with a point, 0.5 in place of 0,5"
+        )
+    numbers = [name for name in summary.labels if is_number(name)]
+    others = [name for name in summary.labels if not is_number(name)]
+    if others and 2 * len(numbers) >= len(summary.labels) and any(not name.isdigit() for name in numbers):
+        shown_others = first_few([repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in others])
+        return (
+            f"warning: {len(numbers):,} of {len(summary.labels):,} labels are numbers, and not {shown_others}: each is "
+            "taken for a class; for scores, write a number in place of these, or leave their rows out"
         )
     folded = Counter(map(_folded, summary.labels))
     shown = {name: repr(clean_text(name)[:MAX_CLASS_CHARACTERS]) for name in summary.labels}

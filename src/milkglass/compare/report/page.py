@@ -34,6 +34,9 @@ def render(result: ComparisonResult) -> str:
     templates.globals["read_meaning"] = words.READ_MEANING
     templates.globals["guessing_meaning"] = words.GUESSING_MEANING
     templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
+    templates.globals["nothing_meaning"] = words.NOTHING_MEANING
+    templates.globals["has_unmeasured"] = any(words.NOT_MEASURED in row for row in words.table(result))
+    templates.globals["command_in_full"] = words.command_in_full(result)
     templates.globals["is_nothing_learnt"] = is_nothing_learnt = shows_nothing_learnt(result)
     best = None if is_nothing_learnt else result.best_local
     templates.globals["chosen_name"] = None if best is None else best.name
@@ -55,7 +58,7 @@ def processor_text(way: WayResult) -> str:
 
 def _breakable_parts(figure: str) -> Markup:
     """Returns a cell of the table as HTML. Lines break between words, not inside a figure or interval."""
-    parts = re.split(r" (?=\()|(?<=least) |(?<=:) | (?=while )", figure)
+    parts = re.split(r" (?=\()|(?<=least) |(?<=[:;]) | (?=while )", figure)
     has_digit = [any(character.isdigit() for character in part) for part in parts]
     marked_parts = (
         Markup("<span>{}</span>").format(part) if is_figure else escape(part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult
+from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult, slower_alternative
 from milkglass.compare.verdict import shows_nothing_learnt
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent, percent_with_interval
@@ -18,12 +18,13 @@ GUESSING_MEANING = (
     "attacker's own text (of all tokens, if the texts have no such words); of names and numbers, by the commonest one "
     "of the attacked texts themselves, which no attacker knows"
 )
+NOTHING, NOTHING_MEANING = "-", "nothing is sent, nothing has to be guessed, or no attack names words one by one"
 NOT_MEASURED = "not measured"
 UNKNOWN_MEANING = (
     "nothing of the kind was found in the texts, or no attack that was run reads it; a name is known by a capital "
     "letter (A to Z) inside a sentence"
 )
-MUCH_MORE = 0.1  # a share of names or numbers stands in a way's line if it is so much above that of content words
+MUCH_MORE = 0.05  # a share of names or numbers stands in a way's line if it is so much above that of content words
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
 
@@ -91,8 +92,12 @@ def _larger_shares_text(way: WayResult) -> str:
 def next_line(result: ComparisonResult) -> str:
     """Returns the command that uses a kept model, and where the other commands are; "" if no way has one.
 
-    The model is the one that this call kept, or the best with nothing sent if an earlier call kept it.
+    The model is the one that this call kept, or the best with nothing sent if an earlier call kept it. If no way is
+    shown to have learnt anything, no model is recommended, but the comparison in full.
     """
+    if shows_nothing_learnt(result):
+        in_full = command_in_full(result)
+        return f"next: {in_full}   (the same comparison in full, which may say more)" if in_full else ""
     best_local, with_command = result.best_local, [way for way in result.finished_ways if way.command]
     best_kept = best_local.name if best_local is not None and best_local.name in result.kept_folders else ""
     kept = next((way for way in with_command if way.name == (result.kept_way or best_kept)), None)
@@ -102,6 +107,12 @@ def next_line(result: ComparisonResult) -> str:
     is_best = best_local is not None and kept.name == best_local.name
     title = f"{kept.title}, the best with nothing sent" if is_best else kept.title
     return f"next: {kept.command}   ({title}; the page has the other commands)"
+
+
+def command_in_full(result: ComparisonResult) -> str:
+    """Returns the comparison's command without --quick; "" if it has no such option."""
+    command = result.origin.get("command", "")
+    return command.replace(" --quick", "") if slower_alternative(command) else ""
 
 
 def kept_line(result: ComparisonResult) -> str:
@@ -158,11 +169,13 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
     return rows
 
 
-def legend() -> str:
-    """Returns what the columns of the table mean."""
+def legend(result: ComparisonResult) -> str:
+    """Returns what the columns of the table, and the words in it, mean."""
+    cells = {cell for row in table(result) for cell in row}
+    unknown = f" {NOT_MEASURED.capitalize()}: {UNKNOWN_MEANING}." if NOT_MEASURED in cells else ""
     return (
         f"Read: {READ_MEANING}. Guessing: {GUESSING_MEANING}. Your s/1,000: seconds of your processor for 1,000 texts. "
-        f"{NOT_MEASURED.capitalize()}: {UNKNOWN_MEANING}. The page has the intervals of what is read."
+        f"{NOTHING}: {NOTHING_MEANING}.{unknown} The page has the intervals of what is read."
     )
 
 
