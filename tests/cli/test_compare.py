@@ -1334,7 +1334,10 @@ def test_results_of_other_code_are_not_taken_over(tmp_path: Path, monkeypatch: p
     run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
     assert "Taken over" not in str(document(call(*run))["notes"])
     assert "Taken over" in str(document(call(*run))["notes"])
-    monkeypatch.setattr(attackers, "source_digest", lambda excluded: "of other code")
+    with monkeypatch.context() as patched:
+        patched.setattr(attackers, "_package_versions", lambda: b"an upgraded library")
+        assert "Taken over" not in str(document(call(*run))["notes"])
+    monkeypatch.setattr(attackers, "source_digest", lambda label, excluded: "of other code")
     assert "Taken over" not in str(document(call(*run))["notes"])
 
 
