@@ -80,10 +80,10 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         and way.group not in UNCHANGED_GROUPS
     ]  # fmt: skip
     if unread and attacked_ways:
-        verb, object_ = ("was", "it is") if len(unread) == 1 else ("were", "they are")
+        was, it_is = ("was", "it is") if len(unread) == 1 else ("were", "they are")
         sentences.append(
-            f"{_capitalised(_enumeration(unread))} {verb} not finished: what {object_} worth, and what is read, is "
-            "not known."
+            f"{_capitalised(_enumeration(unread))} {was} not finished: what {it_is} worth, and what is read, is not "
+            "known."
         )
     if any(way.group == "sent as it is" for way in sent_ways):
         sentences.append(f"The provider's model is {result.model} here, and you have it, too. {_larger_model(result)}")

@@ -97,8 +97,7 @@ def masked_parts(text: str, min_score: float) -> tuple[list[str], list[str]]:
 
 # A word of letters, or one letter of a script that writes no blanks between words (kana, Han, Thai)
 WORD = re.compile(r"[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]|[^\W\d_]+")
-# Addresses, hashtags and users' names show no language: of 2,000 English tweets, 25 seemed foreign with them, and 8
-# without them
+# Addresses, hashtags and users' names, which show no language
 WORDLESS = re.compile(r"\bhttps?:\S+|\bwww\.\S+|[#@]\w+")
 
 

@@ -31,7 +31,7 @@ QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": 
 def with_interval(value: Interval | None, measure: str) -> str:
     """Returns a quality with its interval, such as "72 % (66-78)"."""
     if value is None:
-        return "-"
+        return NOTHING
     if math.isnan(value.value):
         return "none (all answers are equal, or all true scores)"
     if measure == "accuracy":
@@ -46,7 +46,7 @@ def content_share_text(way: WayResult, shows_interval: bool = False) -> str:
     if way.group == "confidential hardware":
         return "0 % while the hardware holds"
     if way.reading is None:
-        return "-"
+        return NOTHING
     if way.reading.content is None:
         return way.reading.more[0] if way.reading.more else "not finished" if way.reading.cut else NOT_MEASURED
     return share_text(way, way.reading.content, shows_interval)
@@ -57,7 +57,9 @@ def share_text(way: WayResult, share: Interval | None, shows_interval: bool = Fa
     if way.is_local:
         return "0 %"
     if share is None:
-        return "-" if way.reading is None else NOT_MEASURED
+        return NOTHING if way.reading is None else NOT_MEASURED
+    if way.group == "confidential hardware":
+        return "0 % while it holds"
     is_cut = way.reading is not None and way.reading.cut
     return percent_with_interval(share, is_cut) if shows_interval else percent(share.value, is_cut)
 
@@ -123,9 +125,9 @@ def kept_line(result: ComparisonResult) -> str:
 
 
 def guessing(way: WayResult) -> str:
-    """Returns what guessing reads, or "-" if there is nothing to guess."""
+    """Returns what guessing reads, or NOTHING if there is nothing to guess."""
     if way.reading is None or way.group in UNCHANGED_GROUPS or math.isnan(way.reading.guess):
-        return "-"
+        return NOTHING
     return percent(way.reading.guess)
 
 
@@ -140,7 +142,7 @@ def guessing_of_class(way: WayResult, noun: str) -> str:
 def rouge(way: WayResult) -> str:
     """Returns ROUGE-L of a way's written answers, with its interval over answers."""
     if "rouge-l" not in way.more:
-        return "-"
+        return NOTHING
     value, low, high = (way.more[f"rouge-l{end}"] for end in ("", " low", " high"))
     return f"{value:.2f} ({low:.2f}-{high:.2f})"
 
