@@ -11,7 +11,7 @@ import torch
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.audit.outcome import AttackResult, strongest
 from milkglass.audit.report.findings import all_findings, words_of, words_of_enclave
-from milkglass.audit.report.verdict import level, percent_text, unfinished_attacks, verdict
+from milkglass.audit.report.verdict import level, percent_text, reads_more_than_guessing, unfinished_attacks, verdict
 from milkglass.audit.scene import Adversary, DefenceWords, Scene
 from milkglass.metrics.interval import Interval
 from milkglass.sequences import Sequences
@@ -237,3 +237,18 @@ def test_the_verdict_says_what_guessing_gives() -> None:
     assert "names and other content words. Always naming the commonest one gives 7 and fewer than 1." in said
     unknown = verdict(best, WHO, (best,), "", {"commonest token": 0.07, "commonest content token": math.nan})
     assert "gives 7." in unknown and "nan" not in unknown
+
+
+def test_what_is_no_more_than_a_guess_is_headed_so() -> None:
+    floors = {"commonest token": 0.07, "commonest content token": 0.01, "same words f1": 0.5}
+    guess, read = cell(0.06, 0.005), cell(0.06, 0.02)
+    assert not reads_more_than_guessing(guess, (guess,), floors) and reads_more_than_guessing(read, (read,), floors)
+    named = replace(guess, by_class={"name": Interval(0.2, 0.1, 0.3, 9)})
+    assert reads_more_than_guessing(named, (named,), floors), "names alone are read"
+    assert reads_more_than_guessing(guess, (guess, naming(0.7, 0.8)), floors)
+    assert not reads_more_than_guessing(None, (naming(0.51, 0.8),), floors)
+    assert reads_more_than_guessing(guess, (guess,), {}), "what guessing gives is not known"
+    assert "gives 7 and 1: this is no more than a guess." in verdict(guess, WHO, (guess,), "", floors)
+    assert "a guess" not in verdict(read, WHO, (read,), "", floors)
+    no_content = floors | {"commonest content token": math.nan}
+    assert reads_more_than_guessing(read, (read,), no_content)

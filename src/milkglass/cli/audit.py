@@ -342,7 +342,7 @@ def result_line(result: AttackResult) -> str:
 
 def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
     """Returns the audit as text. `resume_command` goes on with a larger budget; it is "" if every attack ended."""
-    from milkglass.audit.report.verdict import LEVEL_LABELS
+    from milkglass.audit.report.verdict import label_of
 
     rows: list[tuple[str, ...]] = [("attack", "attacker", "tokens", "content")]
     for result in audit.results:
@@ -357,7 +357,7 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
             )
     return "\n".join(
         [
-            f"{LEVEL_LABELS[audit.level].upper()}. {audit.verdict}",
+            f"{label_of(audit).upper()}. {audit.verdict}",
             *([f"to go on where it stopped: {resume_command}"] if resume_command else []),
             "",
             table(rows),

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from milkglass.audit.outcome import strongest
 from milkglass.audit.report import charts
 from milkglass.audit.report.result import Audit
-from milkglass.audit.report.verdict import LEVEL_LABELS, MOST_SHARE, MUCH_SHARE
+from milkglass.audit.report.verdict import MOST_SHARE, MUCH_SHARE, label_of
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent_with_decimal
@@ -137,7 +137,7 @@ def render(result: Audit) -> str:
         r=result,
         columns=RESULT_COLUMNS,
         names_words=any("bag f1" in cell.measures for cell in result.results),
-        label=LEVEL_LABELS[result.level],
+        label=label_of(result),
         most=MOST_SHARE,
         much=MUCH_SHARE,
         **_attack_lists(result),

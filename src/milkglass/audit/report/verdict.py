@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.report.findings import NO_FLOORS, best_naming_attack, exceeds_guessing
-from milkglass.audit.report.result import Level
+from milkglass.audit.report.result import Audit, Level
 from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.percent import WRITTEN_AS_ALL
@@ -21,6 +23,7 @@ FEW_TEXTS = 8  # texts with content words; a share that is read of fewer may be 
 LEVEL_LABELS: Mapping[Level, str] = {
     "most": "Most is read", "much": "Much is read", "some": "Some is read", "unknown": "Not finished",
 }  # fmt: skip
+GUESS_LABEL = "No more than a guess is read"  # in place of the mildest label
 ATTACKER_PHRASES = {
     MODEL_ONLY: "an attacker with the public model and no text",
     OTHER: "an attacker with public text of another kind",
@@ -74,6 +77,32 @@ def level(
     if named_share >= MOST_SHARE and not share >= MOST_SHARE:
         return "much"
     return level_of(share, bool(unfinished_attacks(best, results)) or (math.isnan(share) and math.isnan(named_share)))
+
+
+def label_of(audit: Audit) -> str:
+    """Returns the words that head an audit's report."""
+    is_guess = audit.level == "some" and not reads_more_than_guessing(audit.best, audit.results, audit.floors)
+    return GUESS_LABEL if is_guess else LEVEL_LABELS[audit.level]
+
+
+def reads_more_than_guessing(
+    best: AttackResult | None, results: tuple[AttackResult, ...], floors: Mapping[str, float]
+) -> bool:
+    """Returns whether any figure of the attacks exceeds what guessing gives, or it is not known what that is."""
+    if "commonest token" not in floors:
+        return True
+    naming = best_naming_attack(results)
+    if naming is not None and exceeds_guessing(naming, floors):
+        return True
+    if best is None:
+        return naming is None
+    content_floor = np.nan_to_num(floors["commonest content token"])
+    shares_and_floors = [
+        (largest_share(best, results, "tokens top-1"), floors["commonest token"]),
+        (largest_share(best, results, "content top-1"), content_floor),
+        *((share.value, max(floors["commonest token"], content_floor)) for share in best.by_class.values()),
+    ]
+    return any(share > floor for share, floor in shares_and_floors)
 
 
 def level_of(share: float, may_rise: bool = False) -> Level:
@@ -140,6 +169,7 @@ def _reading_sentence(
         else "",
         units=best.measures["content top-1"].units,
         few=FEW_TEXTS,
+        is_above=reads_more_than_guessing(best, results, floors),
         guessed=_floor_text(floors, "commonest token"),
         guessed_content=_floor_text(floors, "commonest content token") if best.measures["content top-1"].units else "",
     )
