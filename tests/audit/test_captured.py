@@ -15,6 +15,8 @@ import torch
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
 from milkglass.audit.defence_scene import scene_of as by_halves
+from milkglass.audit.outcome import AttackResult
+from milkglass.audit.report.findings import all_findings
 from milkglass.audit.run import run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
 from milkglass.client.codec.codec import Codec
@@ -195,6 +197,8 @@ def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Cod
     missed = np.bincount(original.sequence_indices[~same], minlength=len(original))
     last = np.array([len(ids) for ids in codec.encode([one.rsplit(" ", 1)[1] for one in TEXTS]).ids]).max()
     assert missed.min() >= 1 and missed.max() <= last + 1, "the last word alone is not in its place"
+    solved = AttackResult("cluster-solve", "Cluster solve", "model only", "done", in_group=0.97)
+    assert not any("clusters" in finding.title for finding in all_findings(scene, (solved,), {})), "text has none"
 
 
 @pytest.mark.parametrize("order", [lambda words: words[::-1], sorted, lambda words: [*words[2:], *words[:2]]])

@@ -169,14 +169,21 @@ def _exposed_classes(best: AttackResult) -> str:
 
 
 def _right_cluster_share(scene: Scene, results: tuple[AttackResult, ...]) -> FindingValues:
-    """Returns the largest share of guesses in the right cluster, if it is 0.5 or more.
-
-    A table that is the public one has no clusters: it belongs to words that are sent as text.
-    """
+    """Returns the largest share of guesses in the right cluster, if it is 0.5 or more and the table has clusters."""
     share = max((cell.in_group for cell in results if cell.in_group is not None), default=0.0)
-    if share < 0.5 or mean_cosine_with_originals(scene) > MIN_COSINE_OF_PUBLIC_ROWS:
-        return None
-    return {"share": share}
+    return {"share": share} if share >= 0.5 and not _has_public_rows(scene) else None
+
+
+def _has_public_rows(scene: Scene) -> bool:
+    """Returns whether the server's table is the public one, row by row, as where words are sent as text."""
+    public = scene.adversaries[0].knowledge.public_model
+    if public is None or not any(weights.model.has_table for weights in scene.transcript.all(Weights)):
+        return False
+    rows, public_rows = scene.transcript.table, public.table
+    if rows.shape != public_rows.shape:
+        return False
+    cosines = torch.nn.functional.cosine_similarity(rows.float(), public_rows.float())
+    return float(cosines.mean()) > MIN_COSINE_OF_PUBLIC_ROWS
 
 
 def _measures_beyond_papers(scene: Scene, results: tuple[AttackResult, ...]) -> FindingValues:
