@@ -175,8 +175,11 @@ def test_an_audit_of_halves(halves: tuple[Path, Path], place: Path, tmp_path: Pa
     report = json.loads((tmp_path / "audit" / "audit.json").read_text("utf-8"))
     assert report["verdict"] in result.stdout
     assert {"near-hidden", "hidden-words"} <= {one["attack"] for one in report["cells"] if one["state"] == "done"}
-    assert "Words of a text are named, without their order" in result.stdout
-    assert "words of a text, F1" in result.stdout and "Words of your texts come back" in report["verdict"]
+    f1 = next(one["measures"]["bag f1"] for one in report["cells"] if one["attack"] == "hidden-words")
+    assert f1["low"] < report["floors"]["same words f1"], "these texts have few words"
+    assert "Words of a text are named, without their order" not in result.stdout
+    assert "words of a text, F1" in result.stdout
+    assert "No attack that was run names more words of your texts than anybody would guess" in report["verdict"]
     assert "inversion of states" in report["verdict"], "what was not begun and reads more is named"
     assert "From the hidden states that are sent" in report["verdict"] and "at least" in report["verdict"]
     again = f"to go on where it stopped: milkglass split audit {halves[0]} {halves[1]} --text {place / 'train.tsv'}"

@@ -169,7 +169,7 @@ def _reading_sentence(
         else "",
         units=best.measures["content top-1"].units,
         few=FEW_TEXTS,
-        is_above=reads_more_than_guessing(best, results, floors),
+        is_above=is_lower_bound or reads_more_than_guessing(best, results, floors),
         guessed=_floor_text(floors, "commonest token"),
         guessed_content=_floor_text(floors, "commonest content token") if best.measures["content top-1"].units else "",
     )
