@@ -587,6 +587,7 @@ def test_a_cell_of_many_words_breaks_between_them() -> None:
     html = page.render(compared(replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=seen)))
     named = "<div>words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8);</span>"
     assert f"{named} the same words for every text: <span>9.1 %</span></div>" in html
+    assert html.count("words named without their order") == 1, "its cell has it"
     assert "<div><span>72 %</span> <span>(69-75)</span></div>" in html, "one part beside its name, on a narrow page"
 
 
