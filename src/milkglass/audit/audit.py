@@ -24,7 +24,7 @@ from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.metrics.recovery import floor_accuracies, floor_bag_scores
 from milkglass.models.tokenizer import added_text
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
@@ -67,7 +67,7 @@ def audit(
         for adversary in scene.adversaries
         if adversary.knowledge.corpus is not None
     }
-    floors = floors_of(scene, next(reversed(corpora.values()), None), seed)
+    floors = floors_of(scene)
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
@@ -96,24 +96,22 @@ def audit(
     )
 
 
-def floors_of(scene: Scene, corpus: Sequences | None, seed: int) -> dict[str, float]:
-    """Returns what guessing gives: the names and meanings of `Audit.floors`.
+def floors_of(scene: Scene) -> dict[str, float]:
+    """Returns what guessing gives on a scene: the names and meanings of `Audit.floors`.
 
-    Args:
-        scene: what is attacked.
-        corpus: the text of the attacker who has most. None: the attacked texts themselves decide what is guessed, which
-            no attacker knows, so that the shares are upper bounds.
-        seed: decides the draws of intervals, which are left out here.
+    If no attacker has text, the attacked texts themselves decide what is guessed. No attacker knows that, so that the
+    shares are upper bounds.
     """
-    truth = scene.truth
-    content = truth.ordinary & truth.content
+    truth, corpus = scene.truth, scene.last_corpus
     floors = dict[str, float]()
-    for name, is_counted in (("commonest token", truth.ordinary), ("commonest content token", content)):
+    for name, is_counted in (
+        ("commonest token", truth.ordinary), ("commonest content token", truth.ordinary & truth.content),
+    ):  # fmt: skip
         counts = None if corpus is None else np.where(is_counted, corpus.counts(len(is_counted)), 0)
         accuracies = floor_accuracies(truth.tokens, is_counted[truth.tokens.ids], counts, len(is_counted))
         floors[name] = accuracies["commonest token"]
         floors.setdefault("random guess", accuracies["random guess"])
-    bag = floor_bag_scores(truth.tokens, corpus, truth.ordinary, np.random.default_rng(seed))
+    bag = floor_bag_scores(truth.tokens, corpus, truth.ordinary)
     return floors | {f"same words {name.removeprefix('bag ')}": score.value for name, score in bag.items()}
 
 

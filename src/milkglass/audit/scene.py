@@ -13,7 +13,7 @@ from typing import Any
 from milkglass.client.data.texts import PrivateTexts
 from milkglass.errors import UsageError
 from milkglass.schemes.mixture import ClusterReport
-from milkglass.sequences import Ids
+from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.knowledge import Knowledge
 from milkglass.threat.observations import Activations, Tokens, Transcript
@@ -150,6 +150,12 @@ class Scene:
     def symbols(self) -> Ids | None:
         """Returns (n,) the id of each public token if a known map gives many tokens one id, else None."""
         return self.adversaries[0].knowledge.symbols
+
+    @property
+    def last_corpus(self) -> Sequences | None:
+        """Returns the text of the last attacker, who has most; None if no attacker has any."""
+        corpora = (adversary.knowledge.corpus for adversary in reversed(self.adversaries))
+        return next((corpus for corpus in corpora if corpus is not None), None)
 
     def seen_by(self, adversary: Adversary) -> Transcript:
         """Returns what an attacker sees."""

@@ -193,7 +193,7 @@ def audit_captured(
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path, public)
     from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
-    from milkglass.models.config_entries import DEPTH_ENTRIES
+    from milkglass.hidden_states.halves import layer_count
     from milkglass.rows.examples import read_texts
 
     all_rows = read_captured(path)
@@ -202,10 +202,9 @@ def audit_captured(
     public_file = columns.read_optional(public)
     public_texts = None if public_file is None else [example.text for example in read_texts(public_file)]
     base = open_original(model)
-    layer_count = next((int(base.config[name]) for name in DEPTH_ENTRIES if base.config.get(name) is not None), layer)
-    if layer > layer_count:
+    if layer > layer_count(base.config):
         raise UsageError(
-            f"--layer {layer} is more than the {layer_count} layers of {base.folder.name}",
+            f"--layer {layer} is more than the {layer_count(base.config)} layers of {base.folder.name}",
             "give how many layers the client runs before it sends",
         )
     rows, max_tokens = rows_within_limit(base, all_rows)

@@ -33,7 +33,7 @@ from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 from milkglass.metrics.recovery import floor_accuracies
 from milkglass.progress import Log, no_log
-from milkglass.sequences import Ids, Sequences
+from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
@@ -94,7 +94,7 @@ def reading_of(
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
-        guessed = floors_of(scene, _attacker_corpus(scene), setting.seed)["same words f1"]
+        guessed = floors_of(scene)["same words f1"]
         bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut, guessed),)
         return Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=(*bag, *faults))
     index = _example_index(scene, setting.seed)
@@ -159,15 +159,9 @@ def _content_ids(scene: Scene) -> NDArray[np.bool_]:
     return scene.truth.ordinary & scene.truth.content
 
 
-def _attacker_corpus(scene: Scene) -> Sequences | None:
-    """Returns the text of the attacker who has most; None if none has any."""
-    corpora = (who.knowledge.corpus for who in reversed(scene.adversaries))
-    return next((corpus for corpus in corpora if corpus is not None), None)
-
-
 def _with_guessing(reading: Reading, scene: Scene) -> Reading:
     """Returns a reading with what guessing gives (`Reading.guess`)."""
-    corpus = _attacker_corpus(scene)
+    corpus = scene.last_corpus
     truth, tokens, content_ids = scene.truth, scene.truth.tokens, _content_ids(scene)
     is_counted = content_ids if content_ids[tokens.ids].any() else truth.ordinary
     counts = None if corpus is None else np.where(is_counted, corpus.counts(len(is_counted)), 0)

@@ -240,7 +240,7 @@ def _methods_digest(way: Way) -> str:
 
 def _answers_digest(answers: NDArray[Any]) -> str:
     """Returns a digest that only the same answers share."""
-    return hashlib.sha256(json.dumps(pack_answers(answers), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(pack_answers(answers).encode()).hexdigest()[:16]
 
 
 def _is_attacked(way: Way) -> bool:

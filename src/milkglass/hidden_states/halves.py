@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from milkglass.errors import CorruptCheckpoint, UnsupportedModel
 from milkglass.hidden_states.tokens import PaddedBatch
 from milkglass.models.checkpoint import Checkpoint, read_json, write_json
+from milkglass.models.config_entries import DEPTH_ENTRIES
 from milkglass.models.families import family_of
 from milkglass.models.file_names import CONFIG, WEIGHTS
 from milkglass.models.torch_model import SkipInitialisation
@@ -43,7 +44,7 @@ def refusal(base: Checkpoint, layer: int) -> str | None:
 
 def layer_count(config: Mapping[str, Any]) -> int:
     """Returns how many layers a model of this config has."""
-    return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layers"])
+    return next(int(config[name]) for name in DEPTH_ENTRIES if config.get(name) is not None)
 
 
 class PassThrough(torch.nn.Module):

@@ -244,9 +244,7 @@ def constant_bag(texts: Sequences, is_counted: NDArray[np.bool_]) -> Ids:
     return order[:best_size]
 
 
-def floor_bag_scores(
-    truth: Sequences, public: Sequences | None, is_counted: NDArray[np.bool_], rng: np.random.Generator
-) -> dict[str, Interval]:
+def floor_bag_scores(truth: Sequences, public: Sequences | None, is_counted: NDArray[np.bool_]) -> dict[str, Interval]:
     """Returns `bag_scores` of an attacker who names the same ids for each text, which costs nothing.
 
     Args:
@@ -256,4 +254,4 @@ def floor_bag_scores(
         is_counted: (n,) whether each id counts.
     """
     named = constant_bag(truth if public is None else public, is_counted)
-    return bag_scores((named,) * len(truth), truth.keep(is_counted[truth.ids]), rng)
+    return bag_scores((named,) * len(truth), truth.keep(is_counted[truth.ids]), np.random.default_rng(0))

@@ -14,6 +14,7 @@ from milkglass.errors import CodecError
 UTF8 = "utf-8-sig"  # a byte order mark is not part of the text
 MAX_LINE_CHARACTERS = 1 << 24  # characters of a line or of a cell
 HEAD_BYTES = 4096  # bytes in which a binary file has a zero
+_GZIP_MARK = b"\x1f\x8b"
 _SPREADSHEET_MARKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # the first bytes of .xlsx and .ods, and of .xls
 _ENCODING_OF_BOM = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _UNDEFINED_BYTES = frozenset(b"\x81\x8d\x8f\x90\x9d")  # bytes that Windows-1252 does not define
@@ -55,7 +56,7 @@ def not_utf8_error(path: Path) -> CodecError:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     if (name := _ENCODING_OF_BOM.get(head[:2])) is None:
-        if head.startswith(b"\x1f\x8b"):
+        if head.startswith(_GZIP_MARK):
             return CodecError(f"{path.name} is compressed (gzip)", "unpack it, as with gunzip")
         if head.startswith(_SPREADSHEET_MARKS):
             return CodecError(f"{path.name} is not a text file", 'a spreadsheet? Save it as "CSV UTF-8"')

@@ -124,14 +124,21 @@ def best_naming_attack(results: tuple[AttackResult, ...]) -> AttackResult | None
 def exceeds_guessing(naming: AttackResult, floors: Mapping[str, float]) -> bool:
     """Returns whether an attack names words better than the same words for every text do, by the low end of its F1."""
     f1, floor = naming.measures["bag f1"], floors.get("same words f1", math.nan)
-    return not (f1.value if math.isnan(f1.low) else f1.low) <= floor
+    low = f1.value if math.isnan(f1.low) else f1.low
+    return math.isnan(floor) or low > floor
+
+
+def floor_text(floors: Mapping[str, float], name: str) -> str:
+    """Returns what guessing gives, such as "7.3 %"; "" if it is not known."""
+    share = floors.get(name, math.nan)
+    return "" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _named_words(naming: AttackResult | None, floors: Mapping[str, float]) -> FindingValues:
     """Returns the attack that names most words, if its F1 is 0.1 or more and above what guessing gives."""
     if naming is None or naming.value("bag f1") < 0.1 or not exceeds_guessing(naming, floors):
         return None
-    return {"best": naming, "floor": floors.get("same words f1", math.nan)}
+    return {"best": naming, "guessed": floor_text(floors, "same words f1")}
 
 
 def id_information(scene: Scene) -> IdInformation | None:

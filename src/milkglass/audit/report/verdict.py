@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult
-from milkglass.audit.report.findings import NO_FLOORS, best_naming_attack, exceeds_guessing
+from milkglass.audit.report.findings import NO_FLOORS, best_naming_attack, exceeds_guessing, floor_text
 from milkglass.audit.report.result import Audit, Level
 from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
@@ -50,9 +48,10 @@ def verdict(
     naming, unfinished_titles = best_naming_attack(results), unfinished_attacks(best, results)
     bag_sentence = ""
     if naming is not None:
-        is_above = exceeds_guessing(naming, floors)
-        who = attacker_words[naming.adversary]
-        bag_sentence = fill_template(SENTENCES["words"], best=naming, who=who, floors=floors, is_above=is_above)
+        measures = ("f1", "recall", "precision")
+        guessed = {f"guessed_{measure}": floor_text(floors, f"same words {measure}") for measure in measures}
+        is_above, who = exceeds_guessing(naming, floors), attacker_words[naming.adversary]
+        bag_sentence = fill_template(SENTENCES["words"], best=naming, who=who, is_above=is_above, **guessed)
     sentences = [bag_sentence or SENTENCES["nothing"]]
     if best is not None:
         sentences = [
@@ -96,7 +95,8 @@ def reads_more_than_guessing(
         return True
     if best is None:
         return naming is None
-    content_floor = np.nan_to_num(floors["commonest content token"])
+    content_floor = floors["commonest content token"]
+    content_floor = 0.0 if math.isnan(content_floor) else content_floor
     shares_and_floors = [
         (largest_share(best, results, "tokens top-1"), floors["commonest token"]),
         (largest_share(best, results, "content top-1"), content_floor),
@@ -170,13 +170,15 @@ def _reading_sentence(
         units=best.measures["content top-1"].units,
         few=FEW_TEXTS,
         is_above=is_lower_bound or reads_more_than_guessing(best, results, floors),
-        guessed=_floor_text(floors, "commonest token"),
-        guessed_content=_floor_text(floors, "commonest content token") if best.measures["content top-1"].units else "",
+        guessed=_guessed_of_100(floors, "commonest token"),
+        guessed_content=_guessed_of_100(floors, "commonest content token")
+        if best.measures["content top-1"].units
+        else "",
     )
 
 
-def _floor_text(floors: Mapping[str, float], name: str) -> str:
-    """Returns what guessing gives, in percent; "" if it is not known."""
+def _guessed_of_100(floors: Mapping[str, float], name: str) -> str:
+    """Returns what guessing gives of 100 words, such as "7"; "" if it is not known."""
     share = floors.get(name, math.nan)
     return "" if math.isnan(share) else percent_text(share)
 

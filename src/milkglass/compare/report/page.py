@@ -35,7 +35,7 @@ def render(result: ComparisonResult) -> str:
     templates.globals["guessing_meaning"] = words.GUESSING_MEANING
     templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
     templates.globals["nothing_meaning"] = words.NOTHING_MEANING
-    templates.globals["has_unmeasured"] = any(words.NOT_MEASURED in row for row in words.table(result))
+    templates.globals["has_unmeasured"] = words.has_unmeasured(result)
     templates.globals["command_in_full"] = words.command_in_full(result)
     templates.globals["is_nothing_learnt"] = is_nothing_learnt = shows_nothing_learnt(result)
     best = None if is_nothing_learnt else result.best_local

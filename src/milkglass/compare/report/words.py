@@ -171,10 +171,14 @@ def table(result: ComparisonResult) -> list[tuple[str, ...]]:
     return rows
 
 
+def has_unmeasured(result: ComparisonResult) -> bool:
+    """Returns whether a cell of the table says that something was not measured."""
+    return any(NOT_MEASURED in row for row in table(result))
+
+
 def legend(result: ComparisonResult) -> str:
     """Returns what the columns of the table, and the words in it, mean."""
-    cells = {cell for row in table(result) for cell in row}
-    unknown = f" {NOT_MEASURED.capitalize()}: {UNKNOWN_MEANING}." if NOT_MEASURED in cells else ""
+    unknown = f" {NOT_MEASURED.capitalize()}: {UNKNOWN_MEANING}." if has_unmeasured(result) else ""
     return (
         f"Read: {READ_MEANING}. Guessing: {GUESSING_MEANING}. Your s/1,000: seconds of your processor for 1,000 texts. "
         f"{NOTHING}: {NOTHING_MEANING}.{unknown} The page has the intervals of what is read."
