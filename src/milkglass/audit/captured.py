@@ -51,6 +51,7 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 
 SentKind = Literal["ids", "text", "vectors"]
 ID_LIMIT = 1 << 22  # ids must be lower
+MAX_SHOWN_DIGITS = 20  # of a number in a message
 MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them is not taken for text
 MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
 # Of tokens for a letter, in proportion to the texts': mirrored words have 2.1, rot13 2.4, replaced words 0.8 to 1.1
@@ -155,15 +156,12 @@ def _parse_sent(place: Place, value: Any) -> tuple[SentKind, Any]:
     kinds = {type(number) for number in value}
     if not kinds <= {int, float}:
         raise CodecError(f"{place}: what was sent is a list that holds other things than numbers", hint)
-    if kinds == {int} and all(0 <= number < ID_LIMIT for number in value):
+    wrong = next((number for number in value if type(number) is float or not 0 <= number < ID_LIMIT), None)
+    if wrong is None:
         return "ids", np.array(value, np.int64)
-    if all(float(number).is_integer() for number in value if abs(number) < ID_LIMIT):
-        raise CodecError(
-            f"{place}: an id is beyond 0 to {ID_LIMIT - 1:,}, or written with a fraction, as 1.0",
-            'give ids as whole numbers, "sent": [1, 2]; a vector is a list in a list, "sent": [[0.5, 1.0]]',
-        )
     raise CodecError(
-        f"{place}: what was sent is one list of {len(value):,} numbers with fractions",
+        f"{place}: what was sent is one list of {len(value):,} numbers, and {str(wrong)[:MAX_SHOWN_DIGITS]} is no id: "
+        f"ids are whole numbers from 0 to {ID_LIMIT - 1:,}",
         'is it a vector? give "sent": [[0.5, 1.0]], a list of vectors',
     )
 
