@@ -228,7 +228,7 @@ def test_a_changed_byte_of_a_quote_changes_no_field(name: str) -> None:
 def test_each_changed_byte_of_a_gpus_evidence_is_refused() -> None:
     sample = GPUS["Hopper on hold"]
     good = verified_fields(sample.verified())
-    tried = list(range(0, len(sample.raw), 3))
+    tried = list(range(0, len(sample.raw), 7))
     result = flips(sample.raw, tried, lambda raw: replace(sample, raw=raw, nonce=sample.nonce).verified(), good)
     assert result == (len(tried), 0)
 

@@ -81,7 +81,14 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(time, name, lambda: float(next(ticks)))
 
 
-@pytest.mark.parametrize("name", [one for one in DEFENCES if one != "gelo"])  # which takes less than a second
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(one, marks=[pytest.mark.slow] if one == "coarse" else [])
+        for one in DEFENCES
+        if one != "gelo"  # which takes less than a second
+    ],
+)
 def test_no_clock_decides_what_work_cuts(
     scenes: Callable[[str], Scene], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

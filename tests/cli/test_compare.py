@@ -168,6 +168,7 @@ def test_a_page_is_written_even_if_no_model_can_be_kept(tmp_path: Path, monkeypa
     assert found["kept"] == "" and (tmp_path / "out" / "compare.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_providers_model_is_trained_once_and_kept_at_home(tmp_path: Path) -> None:
     """A second comparison with the same cache trains nothing."""
     model, data = tiny.save("llama-tied", tmp_path / "llama"), written(tmp_path / "rows.jsonl", rows(0, 300))
@@ -185,6 +186,7 @@ def test_the_providers_model_is_trained_once_and_kept_at_home(tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.safetensors")} == made
 
 
+@pytest.mark.slow
 def test_a_recipe_and_a_comparison_of_the_same_rows_share_their_trainings(tmp_path: Path) -> None:
     """In both directions: files' names and layouts do not count, rows and settings do."""
     model, cache = tiny.save("bert", tmp_path / "model"), tmp_path / "cache"
@@ -738,6 +740,7 @@ def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(t
         assert (WAYS["cape"] in choose_ways([], False, False, task, base)) == (task == "classification")
 
 
+@pytest.mark.slow
 def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path) -> None:
     base = Checkpoint.open(resolve("demo:minilm"))
     texts = [f"Maria Keller of Berne called on Monday about form {i}" for i in range(30)]
@@ -813,6 +816,7 @@ def test_ways_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> N
     refused(call(*run[:3], "--out", tmp_path / "other", *SMALL), 2, "other")
 
 
+@pytest.mark.slow
 def test_a_way_is_run_again_if_its_attacks_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
     run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear,rnm", "--json")
@@ -911,6 +915,7 @@ def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_laye
     )
 
 
+@pytest.mark.slow
 def test_attacks_that_the_clock_cut_run_again_with_more_time(tmp_path: Path) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
     run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "rnm", "--json")
@@ -931,6 +936,7 @@ def test_attacks_that_the_clock_cut_run_again_with_more_time(tmp_path: Path) -> 
     assert "content words" in _attack_lines(call(*run, "--budget", "100s").stderr)
 
 
+@pytest.mark.slow
 def test_what_was_read_once_is_not_taken_back(tmp_path: Path) -> None:
     """Attacks that run again and read less, or a way that does not end again, leave the earlier figures."""
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 200))
@@ -1175,6 +1181,7 @@ def test_a_finished_comparison_needs_no_time(tmp_path: Path, monkeypatch: pytest
     assert "No model is kept in" in nowhere.stderr
 
 
+@pytest.mark.slow
 def test_other_columns_of_a_file_are_other_rows(tmp_path: Path) -> None:
     """Both labels are learnt, and neither has the answers or the kept model of the other."""
     model, path = tiny.save("bert", tmp_path / "model"), tmp_path / "rows.csv"
@@ -1213,6 +1220,7 @@ def test_fewer_ways_in_a_second_run_say_and_keep_what_all_of_them_do(tmp_path: P
     assert none["kept"] == "" and none["kept_way"] == "" and not (tmp_path / "new" / "kept").exists()
 
 
+@pytest.mark.slow
 def test_another_public_text_is_another_run(tmp_path: Path) -> None:
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
     public = [written(tmp_path / f"public{seed}.jsonl", rows(seed, 40)) for seed in (5, 6)]
@@ -1236,6 +1244,7 @@ def test_texts_without_content_words_are_read_by_their_tokens(tmp_path: Path) ->
     assert "0 % while the hardware holds" in row
 
 
+@pytest.mark.slow
 def test_names_that_cannot_be_recognised_are_said_to_be_unmeasured(tmp_path: Path) -> None:
     model = tiny.save("bert", tmp_path / "model")
     for change in (str, str.lower):
@@ -1318,6 +1327,7 @@ def test_text_that_is_sent_is_counted_in_its_own_bytes(tmp_path: Path) -> None:
         assert way_found["bytes"] == pytest.approx(mean, rel=0.4), way_found["name"]
 
 
+@pytest.mark.slow
 def test_a_comparison_loads_no_code_that_its_digest_leaves_out() -> None:
     """But for the pages, what is left out decides no figure if nothing of it is loaded."""
     loaded = "import milkglass.compare.run, milkglass.compare.prepare, sys; print(*sys.modules)"
@@ -1327,6 +1337,7 @@ def test_a_comparison_loads_no_code_that_its_digest_leaves_out() -> None:
     assert [name for name in process.stdout.split() if f"{name}.".startswith(prefixes)] == []
 
 
+@pytest.mark.slow
 def test_results_of_other_code_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade may mend a way or an attack: its page must not show what earlier attacks read."""
     package = Path(attackers.__file__).parents[1]

@@ -194,7 +194,9 @@ def _step(name: str, task: Any) -> SharedStep:
 
 
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize(("name", "task"), [("bert", "classification"), ("llama-tied", "next-token")])
+@pytest.mark.parametrize(
+    ("name", "task"), [("bert", "classification"), pytest.param("llama-tied", "next-token", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "attack",
     [

@@ -115,7 +115,10 @@ def test_every_question_was_answered() -> None:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "question",
+    [pytest.param(one, marks=[pytest.mark.slow] if one == "audit_anew key" else []) for one in QUESTIONS],
+)
 def test_the_answer_is_the_old_one(question: str, same_arithmetic: bool, tmp_path: Path) -> None:
     with place(tmp_path) as at:
         if question in ("recipe_cells compared", "recipe_kept compared"):

@@ -161,6 +161,7 @@ def test_trl_trains_a_scrambled_model(tmp_path: Path) -> None:
             assert found.choices[0].message.content == answer
 
 
+@pytest.mark.slow
 def test_the_audit_notebook(tmp_path: Path) -> None:
     model = tiny.save("bert", tmp_path / "model")
     rng = np.random.default_rng(0)

@@ -249,6 +249,7 @@ def test_settings_that_halves_do_not_have_are_refused_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
     recipe: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -371,6 +372,7 @@ def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: 
     assert [int(kept[i]["labels"]) for i in range(4)] == [0, 1, 0, 1]
 
 
+@pytest.mark.slow
 def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

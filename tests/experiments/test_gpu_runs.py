@@ -298,6 +298,7 @@ def test_nothing_runs_or_is_packed_from_a_changed_checkout(checkout: Path, data:
     assert not (tmp_path / "pack").exists()
 
 
+@pytest.mark.slow
 def test_results_of_other_code_are_not_collected(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     for commit in ("0123456789ab", f"{git(checkout, 'rev-parse', '--short=12', 'HEAD')}+"):

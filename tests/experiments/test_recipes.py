@@ -464,7 +464,7 @@ def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
 
 
 def test_an_attack_that_its_budget_cut_fails_the_recipe_and_what_ended_is_kept(tmp_path: Path) -> None:
-    path = write_attacks(tmp_path, NAMED.replace("= 600", "= 20").replace("steps = 1", "training = 1.0, epochs = 9999"))
+    path = write_attacks(tmp_path, NAMED.replace("= 600", "= 6").replace("steps = 1", "training = 1.0, epochs = 9999"))
     with pytest.raises(UsageError, match="sda, K_A=2 by same .*(not run|did not end)"):
         run(path, tmp_path, tmp_path / "out", 1)
     assert (tmp_path / "out" / "k=4" / "same-tfa,_nearest.json").is_file()

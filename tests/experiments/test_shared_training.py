@@ -409,6 +409,7 @@ def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatc
     assert figures_of(again) == figures_of(result)
 
 
+@pytest.mark.slow
 def test_attackers_know_the_shield(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GRAB looks for masks where the client's step drops, and only there."""
     made: list[int] = []

@@ -77,7 +77,7 @@ def test_a_key_of_its_scheme_is_made_audited_and_reopened_and_asks_for_the_packa
         "--out",
         "audit",
         "--budget",
-        "20s",
+        "5s",
         "--json",
         cwd=home,
     )
@@ -101,6 +101,7 @@ def test_commands_list_what_it_adds(site: Path, home: Path) -> None:
         assert name in done.stdout + done.stderr, words
 
 
+@pytest.mark.slow
 def test_a_way_is_compared_by_name(site: Path, home: Path) -> None:
     rows = [
         {"text": f"{text}, and so on {number}", "label": "ab"[index % 2]}

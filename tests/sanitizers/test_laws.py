@@ -257,6 +257,7 @@ def ratio(one: np.ndarray, other: np.ndarray) -> float:
     return float(each.max())
 
 
+@pytest.mark.slow
 def test_cmifs_cases_1_and_2_in_numbers() -> None:
     """Section 4.4 bounds the ratio of two words' laws by e^eps (both sensitive) and by e^eps / p (one is not).
 
