@@ -27,7 +27,7 @@ def main(model: str) -> None:
     torch.manual_seed(0)
     step = SharedStep.open(resolve(model))
     given = [torch.randint(1000, len(step.table), (6 + i,)).tolist() for i in range(TEXTS)]
-    ids, mask = pad_texts(given, pad=0)
+    ids, mask = pad_texts(given, pad_id=0)
     labels = torch.arange(TEXTS) % 2
     started = time.perf_counter()
     alone = [

@@ -49,7 +49,7 @@ def main() -> None:
             f"{sample.__name__}: {COUNT / exact / 1e6:.1f} million exact samples/s, {exact / plain:.1f} x torch.randn"
         )
     step = SharedStep.open(resolve("demo:minilm"), "classification", 2, 0)
-    ids, mask = pad_texts([list(range(2000, 2032))] * 8, pad=0)
+    ids, mask = pad_texts([list(range(2000, 2032))] * 8, pad_id=0)
     targets = torch.zeros(8, dtype=torch.long)
     taken = median(lambda: step.gradient(ids, mask, targets), 3)
     tensors = step.gradient(ids, mask, targets)

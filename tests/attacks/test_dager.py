@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from milkglass.attacks.gradients import spans
+from milkglass.attacks.gradients.attention_inputs import AttentionInput, depends_on_position
 from milkglass.attacks.gradients.dager import DAGER
-from milkglass.attacks.gradients.dager_layers import AttentionInput, depends_on_position
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
@@ -138,12 +138,12 @@ def test_the_span_is_that_of_what_entered_by_least_squares(name: str) -> None:
     low = AttentionInput(one, 0)
     scene = shared(one, [[[1, 17, 203, 44, 9, 2]]])
     grads = scene.transcript.all(Gradients)[0].tensors
-    rows = [grads[m.name].T if m.is_transposed else grads[m.name] for m in low.matrices]
+    rows = [grads[m.name].T if m.is_transposed else grads[m.name] for m in low.projections]
     span = spans.row_space(rows)
-    entered = low.read(one.embed(torch.tensor([[1, 17, 203, 44, 9, 2]])).detach())[0].double()
+    entered = low.compute(one.embed(torch.tensor([[1, 17, 203, 44, 9, 2]])).detach())[0].double()
     assert span.rank == 6
     assert float(span.distances(entered).max()) < 1e-4
-    every = low.read(one.embed(torch.arange(300)[:, None]).detach())[:, 0].double()
+    every = low.compute(one.embed(torch.arange(300)[:, None]).detach())[:, 0].double()
     best = torch.linalg.lstsq(entered.T, every.T).solution
     oracle = (every - best.T @ entered).norm(dim=1) / every.norm(dim=1)
     assert torch.allclose(span.distances(every), oracle, atol=1e-2)
@@ -163,7 +163,7 @@ def test_projections_are_found_by_what_they_read(name: str, count: int, transpos
     task: Task = "next-token" if name == "qwen3" else "classification"
     one = step(name, task)
     for number in (0, 1):
-        matrices = AttentionInput(one, number).matrices
+        matrices = AttentionInput(one, number).projections
         assert len(matrices) == count
         assert [m.is_transposed for m in matrices] == [transposed] * count
         assert all(f".{number}." in m.name for m in matrices)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.optimisation.descent import AdamSchedule, Descent, OptimisationAttack
-from milkglass.attacks.gradients.optimisation.distance import Distance, DistanceKind, gradient_product
+from milkglass.attacks.gradients.optimisation.distance import Distance, DistanceKind, gradient_products
 from milkglass.attacks.gradients.optimisation.dlg import DLG, TAG
 from milkglass.attacks.gradients.optimisation.grab import GRAB, neighbours
 from milkglass.attacks.gradients.optimisation.lamp import (
@@ -119,7 +119,7 @@ def test_a_distance_by_hand(kind: DistanceKind, l1: float, value: float) -> None
     assert float(distance(MADE, SEEN)) == pytest.approx(value)
     assert float(distance(SEEN, SEEN)) == pytest.approx(0, abs=1e-6)
     if not l1:
-        products = {str(i): gradient_product(a, b) for i, (a, b) in enumerate(zip(MADE, SEEN, strict=True))}
+        products = {str(i): gradient_products(a, b) for i, (a, b) in enumerate(zip(MADE, SEEN, strict=True))}
         squares = {str(i): float(b.square().sum()) for i, b in enumerate(SEEN)}
         assert float(distance.from_products(products, squares)) == pytest.approx(value)
 
@@ -170,7 +170,7 @@ def test_what_is_compared() -> None:
     tensors = dict(shared(tiny, [TEXT])[0].all(Gradients)[0].tensors)
     tensors.pop("classifier.bias")
     names = comparable_names(tiny, tensors)
-    assert set(tiny.names) - set(names) == {
+    assert set(tiny.parameter_names) - set(names) == {
         "classifier.bias",
         "bert.embeddings.word_embeddings.weight",
         *(f"bert.encoder.layer.{i}.attention.self.key.bias" for i in (0, 1, 2)),
@@ -305,7 +305,7 @@ def test_no_special_token_stands_in_a_free_place() -> None:
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
 def test_masks_stand_for_every_dropout_and_leave_the_model_alone() -> None:
-    tiny = SharedStep(step("bert").module, dropout=True)
+    tiny = SharedStep(step("bert").module, uses_dropout=True)
     batch = seen(tiny, [TEXT])
     masks = Masks(1)
     problem = Problem(batch, Distance("norms"), FRAME, masks)
@@ -327,7 +327,7 @@ def test_masks_stand_for_every_dropout_and_leave_the_model_alone() -> None:
 
 def test_with_the_true_masks_the_true_text_is_no_distance_away() -> None:
     """What a client dropped, put into the masks by hand, gives the client's gradient."""
-    client = SharedStep(step("bert").module, dropout=True)
+    client = SharedStep(step("bert").module, uses_dropout=True)
     draws = Masks(1)
     problem = Problem(seen(client, [TEXT]), Distance("norms"), FRAME, draws)
     problem.distances_of_ids(np.array([[TEXT]]))  # makes the masks
@@ -348,7 +348,7 @@ def test_with_the_true_masks_the_true_text_is_no_distance_away() -> None:
 
 
 def test_masks_are_found_along_with_the_text_and_stay_between_0_and_1() -> None:
-    tiny = SharedStep(step("bert").module, dropout=True)
+    tiny = SharedStep(step("bert").module, uses_dropout=True)
     torch.manual_seed(3)
     masks = Masks(1)
     problem = Problem(seen(tiny, [TEXT]), Distance("norms"), FRAME, masks)
@@ -439,7 +439,7 @@ def test_a_distance_with_l1_reads_too() -> None:
 def test_a_client_that_drops_is_attacked_with_masks_and_the_step_is_left_as_it_was() -> None:
     """How much comes back is no claim of this test: from a model of 32 dimensions, a tenth of them dropped, little."""
     torch.manual_seed(1)
-    dropping = replace(shallow("gpt2"), dropout=True)
+    dropping = replace(shallow("gpt2"), uses_dropout=True)
     quick = replace(QUICK[GRAB], steps=4, starts=3, permutations=2, sweeps=1)
     first = attacked(quick, dropping, PAIR)
     assert [(one[0], one[-1], len(one)) for one in first] == [(FIRST, LAST, 6), (FIRST, LAST, 4)]

@@ -47,12 +47,12 @@ def step() -> SharedStep:
 
 
 def bare(count: int = len(TEXTS)) -> Gradients:
-    ids, mask = pad_texts(TEXTS[:count], pad=0)
+    ids, mask = pad_texts(TEXTS[:count], pad_id=0)
     return share_gradient(step(), ids, mask, torch.tensor([0, 1, 0][:count]), NoDefence(), 0, Stream.of_seed(0))
 
 
 def shared(shield: GradientDefence, seed: int = 0) -> Transcript:
-    ids, mask = pad_texts(TEXTS, pad=0)
+    ids, mask = pad_texts(TEXTS, pad_id=0)
     seen = share_gradient(step(), ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(seed))
     return Transcript((seen,), 3000)
 
@@ -119,7 +119,7 @@ def test_the_present_noise_is_drawn_from_no_generator_that_has_a_seed(
     """What a search could find is not there: PyTorch's, NumPy's and Python's generators are not asked."""
     there = step()
     without_generators(monkeypatch)
-    ids, mask = pad_texts(TEXTS, pad=0)
+    ids, mask = pad_texts(TEXTS, pad_id=0)
     seen = share_gradient(there, ids, mask, torch.tensor([0, 1, 0]), shield, 0, Stream.of_seed(0))
     monkeypatch.undo()
     assert read(WINDOW, Transcript((seen,), 3000), shield) == set()
@@ -162,7 +162,7 @@ def test_many_seeds_of_a_real_models_gradient() -> None:
     """As the federated server sees dp-sgd's update of MiniLM; of the seed 6 bits are known, to save time."""
     there = SharedStep.open(resolve("demo:minilm"), "classification", 2, 0)
     texts = [[101, 5776, 2003, 9820, 102], [101, 4604, 4278, 9944, 102]]
-    ids, mask = pad_texts(texts, pad=0)
+    ids, mask = pad_texts(texts, pad_id=0)
     seen = share_gradient(there, ids, mask, torch.tensor([0, 1]), NoDefence(), 0, Stream.of_seed(0))
     noisy = old_noise.gaussian(old_noise.clipped(seen.tensors, 1.0), 0.5, SEED)
     found = SeedSearch(first=LOW >> 26 << 26, count=1 << 26).seed(noisy[str(there.table_name)], Budget())

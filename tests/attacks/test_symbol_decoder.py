@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from milkglass.attacks.token_ids.symbol_decoder import Beliefs, SymbolDecoder, SymbolReader, Symbols
+from milkglass.attacks.token_ids.symbol_decoder import CombinedReader, SymbolDecoder, SymbolMembers, SymbolReader
 from milkglass.attacks.token_ids.text_in_context import TextInContext
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse
@@ -108,12 +108,12 @@ def test_a_permutation_that_is_known_hides_nothing(public: Model) -> None:
 
 
 def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> None:
-    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size)
+    symbols = SymbolMembers(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size)
     reader = SymbolReader(public, symbols, np.ones(public.vocab_size)).eval()
-    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
+    combined = CombinedReader(reader, symbols.hmm(texts(400, 1)), symbols.members, Budget())
     original = texts(5, 2)
     seen = 0
-    for place, members, network, chain in beliefs.read(original.map_ids(symbols.of_token)):
+    for place, members, network, chain in combined.read(original.map_ids(symbols.of_token)):
         assert original.ids[place] in members
         assert np.exp(network).sum() == pytest.approx(1, abs=1e-5)
         assert np.exp(chain).sum() == pytest.approx(1)
@@ -124,7 +124,7 @@ def test_its_probabilities_are_of_members_alone_and_add_up(public: Model) -> Non
 def test_a_token_in_no_group_is_one_of_those(public: Model) -> None:
     groups = candidates(public.vocab_size)
     part = Candidates(groups.groups[1:], groups.log_likelihoods[1:])
-    symbols = Symbols(part, PAIRS + public.vocab_size - TOKENS, public.vocab_size)
+    symbols = SymbolMembers(part, PAIRS + public.vocab_size - TOKENS, public.vocab_size)
     assert symbols.members[-1].tolist() == [0, 1]
     assert symbols.of_id[0] == len(part.groups) == symbols.of_token[0]
 
@@ -189,7 +189,7 @@ def test_all_stated_chances_of_a_place_add_up(public: Model, responses: Randomis
     decoder = SymbolDecoder(epochs=1, k=3)
     guess = decoder(transcript, knowledge(public, responses=responses), Budget(), rng)
     assert guess.by_token is not None and guess.probabilities is not None and guess.weights is not None
-    symbols = Symbols(candidates(public.vocab_size), transcript.size, public.vocab_size, responses)
+    symbols = SymbolMembers(candidates(public.vocab_size), transcript.size, public.vocab_size, responses)
     for place, (listed, chances) in enumerate(zip(guess.by_token, guess.probabilities, strict=True)):
         members = symbols.members[symbols.of_token[original.ids[place]]]
         others = np.setdiff1d(members, listed)
@@ -214,12 +214,14 @@ EXCHANGED = RandomisedResponse(np.arange(PAIRS), 2.0)
 
 def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(public: Model) -> None:
     """A body without a word to say: probabilities are counts times P(s | t), by hand."""
-    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
+    symbols = SymbolMembers(
+        candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED
+    )
     reader = SymbolReader(public, symbols, np.ones(public.vocab_size)).eval()
     with torch.no_grad():
         reader.projection.weight.zero_()
-    beliefs = Beliefs(reader, symbols.chain(texts(400, 1)), symbols.members, Budget())
-    found = list(beliefs.read(Sequences.of([[3, 0, PAIRS + 4]])))
+    combined = CombinedReader(reader, symbols.hmm(texts(400, 1)), symbols.members, Budget())
+    found = list(combined.read(Sequences.of([[3, 0, PAIRS + 4]])))
     assert [len(members) for _, members, _, _ in found] == [TOKENS, TOKENS, 1]
     assert found[2][1].tolist() == [TOKENS + 4]
     for (_, members, network, _), symbol in zip(found[:2], (3, 0), strict=True):
@@ -230,9 +232,11 @@ def test_tokens_of_all_exchanged_symbols_are_weighed_and_their_own_are_likelier(
 
 def test_the_chain_weighs_what_an_exchanged_id_may_stand_for(public: Model) -> None:
     """Without neighbours: P(t) P(s | t), counted from the public text a second time."""
-    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
+    symbols = SymbolMembers(
+        candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED
+    )
     corpus = texts(400, 1)
-    chain = symbols.chain(corpus)
+    chain = symbols.hmm(corpus)
     counts = corpus.counts(public.vocab_size)[chain.members(3)] * np.where(
         np.isin(chain.members(3), [6, 7]), np.exp(2.0), 1
     )
@@ -241,9 +245,11 @@ def test_the_chain_weighs_what_an_exchanged_id_may_stand_for(public: Model) -> N
 
 
 def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) -> None:
-    symbols = Symbols(candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED)
+    symbols = SymbolMembers(
+        candidates(public.vocab_size), PAIRS + public.vocab_size - TOKENS, public.vocab_size, EXCHANGED
+    )
     tokens = np.tile(np.array([6, 7, TOKENS + 1]), (5000, 1))
-    sent = symbols.send(tokens, np.random.default_rng(1))
+    sent = symbols.sent_symbols(tokens, np.random.default_rng(1))
     kept = float((sent[:, :2] == 3).mean())
     assert kept == pytest.approx(EXCHANGED.keep_probability, abs=0.02)
     assert (sent[:, 2] == PAIRS + 1).all()
@@ -256,8 +262,8 @@ def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Mo
     places that were sent as they are."""
     original, size = texts(80, 2), publics[0].vocab_size
     whole = sent(original, size)
-    symbols = Symbols(candidates(size), whole.size, size, EXCHANGED)
-    crossed = replace(original, ids=symbols.send(original.ids, np.random.default_rng(5)))
+    symbols = SymbolMembers(candidates(size), whole.size, size, EXCHANGED)
+    crossed = replace(original, ids=symbols.sent_symbols(original.ids, np.random.default_rng(5)))
     transcript, shares = Transcript((Tokens(crossed),), whole.size), []
     for public in publics:
         torch.manual_seed(1)

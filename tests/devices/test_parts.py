@@ -253,7 +253,7 @@ def test_training_on_what_is_shared(other: str, monkeypatch: pytest.MonkeyPatch)
         plan = LocalTraining(rows=6, held_out=1, epochs=1, batch=2, learning_rate=1e-3)
         fit(step, rows, GRADIENT_DEFENCES["none"], plan, 0, 0, lambda _: None)
         graded = model_quality(step, rows, 0, 0).figures["accuracy"]
-        return dict(step.module.named_parameters())[step.names[-2]].detach().cpu(), graded
+        return dict(step.module.named_parameters())[step.parameter_names[-2]].detach().cpu(), graded
 
     (here, accuracy), (there, again) = both(trained, other, monkeypatch)
     near(there, here, 1e-3)

@@ -267,7 +267,7 @@ def test_attackers_are_told_the_shield_and_the_weights_of_the_round(
 
     def watched(self: Any, batch: Any, *rest: Any) -> Any:
         now = next(one for one in batch.step.module.parameters())
-        seen.append((batch.step.dropout, bool(torch.equal(now, next(iter(recorded.step.module.parameters()))))))
+        seen.append((batch.step.uses_dropout, bool(torch.equal(now, next(iter(recorded.step.module.parameters()))))))
         return [np.empty(0, np.int64)] * batch.size
 
     monkeypatch.setattr(FreeTokens, "invert", watched)

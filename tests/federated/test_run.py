@@ -152,7 +152,7 @@ def test_fedsgd_is_gradient_descent_on_all_batches(there: World, tmp_path: Path)
     sites = there.sites(tmp_path / "sites")
     run = there.run(tmp_path / "run", sites, FederatedTraining("fedsgd", 1, 0.1, 100))
     every = [load_rows(site.folder) for site in sites]
-    ids, mask = pad_texts([one.tolist() for rows in every for one in rows.ids], pad=0)
+    ids, mask = pad_texts([one.tolist() for rows in every for one in rows.ids], pad_id=0)
     step = there.step()
     gradient = step.gradient(ids, mask, torch.from_numpy(np.concatenate([rows.labels for rows in every])))
     before, after = weights_of(step), run.load_weights()
@@ -171,7 +171,7 @@ def test_fedavg_is_the_mean_of_what_sites_arrive_at(there: World, tmp_path: Path
         optimiser = torch.optim.SGD(parameters, lr=0.1)
         order = row_order(secret_of(site.folder), 0, len(rows))
         for at in range(0, len(rows), 3):
-            ids, mask = pad_texts([one.tolist() for one in rows.ids.select(order[at : at + 3])], pad=0)
+            ids, mask = pad_texts([one.tolist() for one in rows.ids.select(order[at : at + 3])], pad_id=0)
             optimiser.zero_grad()
             step.loss(step.embed(ids), mask, torch.from_numpy(rows.labels[order[at : at + 3]])).backward()
             optimiser.step()
@@ -193,7 +193,7 @@ def test_what_is_recorded_is_what_the_server_saw(there: World, tmp_path: Path) -
     assert [(one.round, one.batch_size) for one in seen] == [(0, 3), (1, 3)]
     rows, step = load_rows(sites[1].folder), there.step()
     order = row_order(secret_of(sites[1].folder), 0, len(rows))
-    ids, mask = pad_texts([one.tolist() for one in rows.ids.select(order[:3])], pad=0)
+    ids, mask = pad_texts([one.tolist() for one in rows.ids.select(order[:3])], pad_id=0)
     own = step.gradient(ids, mask, torch.from_numpy(rows.labels[order[:3]]))
     assert equal(dict(seen[0].tensors), own)
     answer = json.loads((updates / "round-0" / "b.json").read_text())
@@ -256,7 +256,7 @@ def test_whoever_asks_otherwise_meets_other_noise(there: World, tmp_path: Path) 
 
 def _third(site: Site, number: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = load_rows(site.folder)
-    ids, mask = pad_texts([next(iter(rows.ids.select(np.array([number])))).tolist()], pad=0)
+    ids, mask = pad_texts([next(iter(rows.ids.select(np.array([number])))).tolist()], pad_id=0)
     return ids, mask, torch.from_numpy(rows.labels[[number]])
 
 

@@ -25,7 +25,7 @@ IDS = [[5, 9, 7, 6], [8, 11, 4]]
 
 
 def given(step: SharedStep) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    ids, mask = pad_texts(IDS, pad=1)
+    ids, mask = pad_texts(IDS, pad_id=1)
     return ids, mask, torch.tensor([0, 1]) if step.task == "classification" else None
 
 

@@ -32,7 +32,7 @@ def test_what_is_shared_has_the_names_and_shapes_of_the_step_that_was_taken(
 ) -> None:
     seen = share_gradient(step, *given(step), shield, 3, Stream.of_seed(0))
     assert (seen.batch_size, seen.round) == (2, 3)
-    assert set(seen.tensors) == set(shield.prepare_step(step).names) <= set(step.names)
+    assert set(seen.tensors) == set(shield.prepare_step(step).parameter_names) <= set(step.parameter_names)
     sizes = {name: one.shape for name, one in step.module.named_parameters()}
     assert all(one.shape == sizes[name] and one.dtype == torch.float32 for name, one in seen.tensors.items())
     assert all(torch.isfinite(one).all() for one in seen.tensors.values())
@@ -40,14 +40,14 @@ def test_what_is_shared_has_the_names_and_shapes_of_the_step_that_was_taken(
 
 def test_a_seed_decides_all_and_nothing_else_is_moved(step: SharedStep, shield: GradientDefence) -> None:
     before = {name: one.clone() for name, one in step.module.state_dict().items()}
-    names, state, bare = step.names, torch.random.get_rng_state(), shared(step, NoDefence())
+    names, state, bare = step.parameter_names, torch.random.get_rng_state(), shared(step, NoDefence())
     first, again, other = (shared(step, shield, seed) for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     if shield.name in ("gaussian", "laplace", "random-pruning", "dropout", "dp-sgd"):
         assert not torch.equal(flat(first), flat(other))
     elif shield.name in ("none", "magnitude-pruning", "frozen-embeddings"):  # a new one may draw or not
         assert torch.equal(flat(first), flat(other))
-    assert torch.equal(torch.random.get_rng_state(), state) and step.names == names
+    assert torch.equal(torch.random.get_rng_state(), state) and step.parameter_names == names
     assert all(torch.equal(one, before[name]) for name, one in step.module.state_dict().items())
     assert torch.equal(flat(shared(step, NoDefence())), flat(bare)), "the step that was given is another one now"
 
@@ -120,7 +120,7 @@ def test_a_model_without_such_a_table(step: SharedStep) -> None:
         with pytest.raises(UsageError, match="kind type"):
             shared(step, FrozenEmbeddings(("type",)))
     else:
-        assert len(shared(step, FrozenEmbeddings(("type",)))) == len(step.names) - 1
+        assert len(shared(step, FrozenEmbeddings(("type",)))) == len(step.parameter_names) - 1
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_a_model_without_such_a_table(step: SharedStep) -> None:
 def test_hidden_states_are_dropped_at_the_rate(bert: SharedStep, rate: float) -> None:
     ready = Dropout(rate).prepare_step(bert)
     dropped = kept = 0
-    ids, mask = pad_texts([[*range(4, 34)]] * 8, pad=1)
+    ids, mask = pad_texts([[*range(4, 34)]] * 8, pad_id=1)
 
     def count(_: object, given: tuple[torch.Tensor], out: torch.Tensor) -> None:
         nonlocal dropped, kept
@@ -148,14 +148,14 @@ def test_a_llama_drops_in_its_attention(home: object) -> None:
     step = SharedStep.open(home / "llama-untied")  # type: ignore[operator]
     ready = Dropout(0.3).prepare_step(step)
     ready.module.train()
-    ids, mask = pad_texts([[*range(4, 44)]] * 8, pad=0)
+    ids, mask = pad_texts([[*range(4, 44)]] * 8, pad_id=0)
     torch.manual_seed(0)
     with torch.no_grad():
         seen = ready.module.model(input_ids=ids, attention_mask=mask, output_attentions=True).attentions
     below = torch.tril(torch.ones(40, 40)).bool()
     weights = torch.cat([layer[:, :, below].flatten() for layer in seen])
     assert binomtest(int((weights == 0).sum()), len(weights), 0.3).pvalue > 1e-3
-    assert step.module.config.attention_dropout == 0 and not step.dropout
+    assert step.module.config.attention_dropout == 0 and not step.uses_dropout
 
 
 def test_dropout_is_right_on_average(bert: SharedStep) -> None:

@@ -36,7 +36,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def given(task: Task) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ids, mask = pad_texts(IDS, pad=1)
+    ids, mask = pad_texts(IDS, pad_id=1)
     return ids, mask, torch.tensor([0, 1]) if task == "classification" else ids
 
 
@@ -45,10 +45,10 @@ def test_whoever_embeds_the_same_texts_has_the_same_gradient(home: Path, name: s
     step = SharedStep.open(home / name, task)
     ids, mask, targets = given(task)
     shared = step.gradient(ids, mask, targets)
-    assert set(shared) == set(step.names)
+    assert set(shared) == set(step.parameter_names)
     assert step.table_name is not None
     assert (shared[step.table_name].abs().sum(1) > 0)[[5, 9, 7, 6, 8, 11, 4]].all()
-    names = [one for one in step.names if one != step.table_name and shared[one].abs().sum() > 0]
+    names = [one for one in step.parameter_names if one != step.table_name and shared[one].abs().sum() > 0]
     embeds = step.embed(ids).detach().requires_grad_()
     found = step.dummy_gradients(embeds, mask, targets, names)
     for one, grad in zip(names, found, strict=True):
@@ -64,7 +64,7 @@ def test_padding_changes_nothing(home: Path, name: str, task: Task) -> None:
     ids, mask, targets = given(task)
     padded = step.gradient(ids[1:], mask[1:], targets[1:])
     bare = step.gradient(ids[1:, :3], mask[1:, :3], targets[1:] if task == "classification" else targets[1:, :3])
-    for one in step.names:
+    for one in step.parameter_names:
         assert torch.allclose(padded[one], bare[one], atol=1e-5), one
 
 
@@ -88,8 +88,8 @@ def test_soft_targets_that_are_certain_are_hard_ones(home: Path) -> None:
 def test_adapters_alone_are_shared(home: Path) -> None:
     step = SharedStep.open(home / "llama-untied", "classification", lora_rank=4)
     assert step.table_name is None
-    assert {one.split(".")[-1] for one in step.names if "lora" not in one} == {"weight"}
-    assert all("lora_" in one or one == "score.weight" for one in step.names)
+    assert {one.split(".")[-1] for one in step.parameter_names if "lora" not in one} == {"weight"}
+    assert all("lora_" in one or one == "score.weight" for one in step.parameter_names)
     ids, mask, targets = given("classification")
     shared = step.gradient(ids, mask, targets)
     assert shared["model.layers.0.self_attn.q_proj.lora_A.default.weight"].shape == (4, 32)

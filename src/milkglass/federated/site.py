@@ -142,7 +142,7 @@ class Site:
 
 def _batch(rows: SiteRows, row_numbers: Ids) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns ids (rows, tokens), the mask of the same shape, and the labels (rows,)."""
-    ids, mask = pad_texts(list(rows.ids.select(row_numbers)), pad=0)
+    ids, mask = pad_texts(list(rows.ids.select(row_numbers)), pad_id=0)
     return ids, mask, torch.from_numpy(rows.labels[row_numbers])
 
 

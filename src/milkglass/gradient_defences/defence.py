@@ -102,7 +102,7 @@ def share_gradient(
     Args:
         step: the model and its loss.
         ids: (b, t) the ids of the batch.
-        mask: (b, t) 1 for a text's places, and 0 after them.
+        mask: (b, t) the attention mask: 1 for tokens, 0 for padding.
         targets: as in `SharedStep.gradient`.
         defence: what is done to the step and to its gradient.
         round_index: the index of the round, from 0.
@@ -122,7 +122,9 @@ def share_gradient(
     )
 
 
-def copy_step(step: SharedStep, frozen_names: frozenset[str] = frozenset(), dropout: bool | None = None) -> SharedStep:
+def copy_step(
+    step: SharedStep, frozen_names: frozenset[str] = frozenset(), uses_dropout: bool | None = None
+) -> SharedStep:
     """Returns a copy of a step whose model has parameters of its own over the same weights.
 
     A change of the weights is seen in both.
@@ -130,7 +132,7 @@ def copy_step(step: SharedStep, frozen_names: frozenset[str] = frozenset(), drop
     Args:
         step: the step that is copied, and stays as it is.
         frozen_names: the names of the parameters that are not trained in the copy.
-        dropout: whether the copy applies dropout. None: as the given step does.
+        uses_dropout: whether the copy applies dropout. None: as the given step does.
     """
     named = dict(step.module.named_parameters())
     memo: dict[int, Any] = {id(buffer): buffer for buffer in step.module.buffers()}
@@ -138,4 +140,4 @@ def copy_step(step: SharedStep, frozen_names: frozenset[str] = frozenset(), drop
         needs_gradient = weight.requires_grad and name not in frozen_names
         memo[id(weight)] = torch.nn.Parameter(weight.detach(), requires_grad=needs_gradient)
     module = copy.deepcopy(step.module, memo)
-    return replace(step, module=module, dropout=step.dropout if dropout is None else dropout)
+    return replace(step, module=module, uses_dropout=step.uses_dropout if uses_dropout is None else uses_dropout)

@@ -38,7 +38,7 @@ class Dropout(GradientDefence):
 
     def prepare_step(self, step: SharedStep) -> SharedStep:
         """Returns the step with dropout. Raises UsageError if the model has no place that drops."""
-        with_dropout = copy_step(step, dropout=True)
+        with_dropout = copy_step(step, uses_dropout=True)
         dropout_count = 0
         for module in with_dropout.module.modules():
             if isinstance(module, torch.nn.Dropout):

@@ -320,7 +320,7 @@ def check_scene_of_defence(defence: Defence, folder: Path) -> None:
 def check_shared_gradient(defence: GradientDefence, folder: Path) -> None:
     """What is shared has the names and shapes of the step, is finite, and is decided by the seed."""
     step = SharedStep.open(_encoder(folder).folder, "classification")
-    ids, mask = pad_texts([[5, 9, 7, 6], [8, 11, 4]], pad=1)
+    ids, mask = pad_texts([[5, 9, 7, 6], [8, 11, 4]], pad_id=1)
     state_before = {name: tensor.clone() for name, tensor in step.module.state_dict().items()}
     runs = [
         share_gradient(step, ids, mask, torch.tensor([0, 1]), defence, 0, Stream.of_seed(1)).tensors for _ in range(2)

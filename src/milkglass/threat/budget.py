@@ -96,10 +96,10 @@ class Budget:
         return 0.0 if self.stopped() else self._started + self.seconds - self.clock()
 
     def part(self, share: float, progress: Callable[[float], None] = lambda share: None) -> Budget:
-        """Returns a budget of a share (0 to 1) of what is left, with the same clock.
+        """Returns a budget of a part of the seconds that are left, with the same clock and the same `stopped`.
 
         Args:
-            share: the share of the seconds that are left.
+            share: the part, from 0 to 1.
             progress: receives the share of the part's work that is done, from 0 to 1.
         """
         return Budget(max(0.0, self.left()) * share if share else 0.0, progress, self.stopped, self.clock)
@@ -114,7 +114,9 @@ OUT_OF_TIME_REPEAT_SECONDS = 0.5  # the pause before OutOfTime is raised again i
 
 @contextmanager
 def time_limit(budget: Budget | None) -> Iterator[None]:
-    """Raises OutOfTime inside the block when the budget, which counts the clock's seconds, is spent.
+    """Raises OutOfTime inside the block once the budget, which counts the clock's seconds, is spent.
+
+    If the block goes on, OutOfTime is raised again every OUT_OF_TIME_REPEAT_SECONDS.
 
     Nothing is raised if `budget` is None or infinite, or outside of the process's main thread. A timer that runs
     already, such as that of a test, goes on afterwards.

@@ -32,12 +32,12 @@ Task = Literal["classification", "next-token"]
 
 @dataclass(frozen=True, eq=False)
 class SharedStep:
-    """Computes a model's loss, and the gradients of it that a client shares.
+    """Computes the loss of one step of shared (federated) training, and the gradients that a client shares.
 
     Attributes:
         module: a Hugging Face model with its head. The gradients of frozen parameters are not shared.
         task: whether the loss is that of each text's class, or that of each next token.
-        dropout: whether the step applies the dropout of the model's config.
+        uses_dropout: whether the step applies the dropout of the model's config.
 
     Raises:
         UsageError: there is no such task, or the model trains no parameter.
@@ -45,7 +45,7 @@ class SharedStep:
 
     module: Any
     task: Task = "classification"
-    dropout: bool = False
+    uses_dropout: bool = False
 
     @classmethod
     def open(
@@ -63,8 +63,8 @@ class SharedStep:
             task: whether the loss is that of each text's class, or that of each next token.
             class_count: the number of classes. If the folder has no head for them, one is drawn.
             seed: decides the weights that are drawn: those of the head and of adapters.
-            lora_rank: the rank of adapters of the queries and values, which alone are trained with the head of classes.
-                None: all parameters are trained.
+            lora_rank: the rank of adapters of the query and value projections, which alone are trained with the head of
+                classes. None: all parameters are trained.
 
         Raises:
             UnsupportedModel: the family is unknown.
@@ -83,7 +83,7 @@ class SharedStep:
     def __post_init__(self) -> None:
         if self.task not in ("classification", "next-token"):
             raise UsageError(f"the task is {self.task!r}", "classification or next-token")
-        if not self.names:
+        if not self.parameter_names:
             raise UsageError("no parameter of this model is trained", "leave some unfrozen")
 
     @property
@@ -102,7 +102,7 @@ class SharedStep:
         return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def parameter_names(self) -> tuple[str, ...]:
         """Returns the names of `parameters`."""
         return tuple(self.parameters)
 
@@ -113,7 +113,7 @@ class SharedStep:
 
     @property
     def table_name(self) -> str | None:
-        """Returns the name of the input embeddings among `names`, or None if they are not trained."""
+        """Returns the name of the input embeddings among `parameter_names`, or None if they are not trained."""
         table = self.module.get_input_embeddings().weight
         return next((name for name, parameter in self.parameters.items() if parameter is table), None)
 
@@ -127,7 +127,7 @@ class SharedStep:
 
         Args:
             embeds: (b, t, d) the input embeddings.
-            mask: (b, t) 1 for a text's places, and 0 after them.
+            mask: (b, t) the attention mask: 1 for tokens, 0 for padding.
             targets: for classification the classes (b,), or a probability of each class (b, classes); for the next
                 token the ids (b, t) of the texts, or a probability of each id (b, t, v). The target at place i is
                 predicted from the state at i - 1, so that the first one is not predicted.
@@ -147,13 +147,13 @@ class SharedStep:
 
         Args:
             embeds: (b, t, d) the input embeddings.
-            mask: (b, t) 1 for a text's places, and 0 after them.
+            mask: (b, t) the attention mask: 1 for tokens, 0 for padding.
 
         Raises:
             UnsupportedModel: the head of a decoder that classifies is not called `score`.
         """
         mask = mask.to(self.device)
-        self.module.train(self.dropout)
+        self.module.train(self.uses_dropout)
         if self.task == "next-token" or self.kind == "encoder":
             return self.module(inputs_embeds=embeds, attention_mask=mask).logits
         # transformers would look for the last token of a text by its ids, which it does not get
@@ -168,7 +168,7 @@ class SharedStep:
 
         Args:
             ids: (b, t) the public ids.
-            mask: (b, t) 1 for a text's places, and 0 after them.
+            mask: (b, t) the attention mask: 1 for tokens, 0 for padding.
             targets: as in `loss`. None: the ids, for the next token.
 
         Raises:
@@ -199,7 +199,7 @@ class SharedStep:
 
 
 def add_lora_adapters(module: Any, rank: int) -> None:
-    """Puts LoRA adapters of a rank into a model's queries and values (Hu et al. 2022), with alpha = 2 rank.
+    """Puts LoRA adapters of a rank into a model's query and value projections (Hu et al. 2022), with alpha = 2 rank.
 
     The model is changed in place. Only the adapters and a head of classes stay trainable. GHOST's experiments also use
     a dropout of 0.1 on the adapters' inputs, and weights of 4 bits; neither is done here.
@@ -215,8 +215,8 @@ def add_lora_adapters(module: Any, rank: int) -> None:
             getattr(module, head).requires_grad_(True)
 
 
-def pad_texts(ids: Sequence[Sequence[int] | Ids], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (b, t) the ids of texts, padded at their ends with `pad`, and (b, t) the mask of the texts' places."""
+def pad_texts(ids: Sequence[Sequence[int] | Ids], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (b, t) the ids of texts, padded at their ends with `pad_id`, and (b, t) their attention mask."""
     rows = [torch.tensor(text, dtype=torch.long) for text in ids]
     masks = [torch.ones_like(row) for row in rows]
-    return pad_sequence(rows, batch_first=True, padding_value=pad), pad_sequence(masks, batch_first=True)
+    return pad_sequence(rows, batch_first=True, padding_value=pad_id), pad_sequence(masks, batch_first=True)

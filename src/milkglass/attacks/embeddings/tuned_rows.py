@@ -1,16 +1,16 @@
-"""Finds by the rows that fine-tuning moved which tokens the private texts contain, and roughly how often.
+"""Finds which tokens the private texts contain, and roughly how often, from the embedding rows that fine-tuning moved.
 
 An embedding row gets a gradient only if its token is in a batch. The row of a token that never occurs only shrinks with
 the weight decay. Adam's steps have about one size, so a row moves further the more batches contain its token. The table
 before and after tuning, without any private id, therefore gives approximate token counts, unless the head is tied.
 
-**Membership.** Decay multiplies every number by a factor below 1. Rounding, at each step and when the model is stored,
-keeps the order of numbers. So without a gradient |x| never grows and x never changes its sign. A gradient makes some
-numbers of a row grow and others shrink. The rows in which a number grew are those that occurred:
+**Membership.** Weight decay multiplies every number by a factor below 1. Rounding, at each step and when the model is
+stored, keeps the order of numbers. So without a gradient |x| never grows and x never changes its sign. A gradient makes
+some numbers of a row grow and others shrink. The rows in which a number grew are those that occurred:
 
     occurred[a] = some j: |tuned[a, j]| > |uploaded[a, j]|, or they differ in sign
 
-This needs no tolerance, whatever the decay, and names no row that stood still. In fp32 it finds every token that
+This needs no tolerance, whatever the decay, and names no row that stood still. In fp32 the test finds every token that
 occurred, unless decay took more from each of a row's numbers than training added; a padding row gets no gradient. A
 table in half precision loses small movements to rounding: it misses a token whose row moved by less than the last
 digit, or whose few changed numbers all shrank. Decay that is not decoupled (Adam with an L2 penalty) moves every row by
@@ -40,7 +40,7 @@ from milkglass.threat.knowledge import Candidates, Knowledge, required
 from milkglass.threat.observations import Transcript, Weights
 
 MAX_QUANTILE_ROWS = 1_000_000  # rows of which torch computes a quantile
-CALM_SHARE = 0.2  # this share of the rows, those that moved least, gives the common factor
+LEAST_MOVED_SHARE = 0.2  # the common factor is fitted to this share of the rows, those that moved least
 
 
 def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]:
@@ -49,8 +49,8 @@ def movement(uploaded: torch.Tensor, tuned: torch.Tensor) -> NDArray[np.float64]
     square = (old * old).sum(1)
     factors = ((old * new).sum(1) / square.clamp_min(1e-30))[square > 0]
     distances = (new - old).norm(dim=1)[square > 0]
-    is_calm = distances <= torch.quantile(distances[:MAX_QUANTILE_ROWS], CALM_SHARE)
-    factor = float(factors[is_calm].median()) if bool(is_calm.any()) else 1.0
+    moved_least = distances <= torch.quantile(distances[:MAX_QUANTILE_ROWS], LEAST_MOVED_SHARE)
+    factor = float(factors[moved_least].median()) if bool(moved_least.any()) else 1.0
     return np.asarray((new - factor * old).norm(dim=1).numpy(), np.float64)
 
 
@@ -114,11 +114,11 @@ def _tables(transcript: Transcript) -> tuple[torch.Tensor, torch.Tensor] | str:
         return "the server is not known to have the model both before and after fine-tuning"
     uploaded, tuned = uploaded_model.table, tuned_model.table
     if uploaded.shape != tuned.shape:
-        return f"the table is {_size(tuned)} after fine-tuning, and was {_size(uploaded)}"
+        return f"the table is {_shape_text(tuned)} after fine-tuning, and was {_shape_text(uploaded)}"
     return uploaded, tuned
 
 
-def _size(table: torch.Tensor) -> str:
+def _shape_text(table: torch.Tensor) -> str:
     """Returns the shape of a table in words."""
     return f"{len(table)} x {table.shape[1]}"
 

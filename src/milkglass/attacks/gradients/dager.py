@@ -1,7 +1,7 @@
 """Inverts gradients exactly: the gradient of a layer that reads few vectors spans nothing else (DAGER).
 
 1. The gradient of the first layer's query projection is dQ^T X. Its row space contains what entered at every position,
-   and its rank is the number of these vectors (`spans`, `dager_layers`).
+   and its rank is the number of these vectors (`spans`, `attention_inputs`).
 2. Every token of the vocabulary is put at every position and compared with that span.
 3. The tokens in the span are combined to texts that are in the span of the second layer's gradients too: prefix by
    prefix in a decoder (`grow_texts`), position by position in an encoder (`Combiner`).
@@ -29,17 +29,17 @@ import torch
 from torch import Tensor
 
 from milkglass import papers
-from milkglass.attacks.gradients.dager_layers import (
+from milkglass.attacks.gradients.attention_inputs import (
     AttentionInput,
     SpanTokens,
     TokenTuple,
-    blocks,
     checking_work,
     choose_texts,
+    forward_batches,
     grow_texts,
+    input_states,
     largest_distances,
     spans_of,
-    states,
     tokens_in_spans,
 )
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, batches
@@ -144,11 +144,11 @@ class Combiner:
         return nearest
 
     def _nearest(self, texts: list[TokenTuple], budget: Budget) -> tuple[TokenTuple, float]:
-        """Returns the nearest of the texts that the budget allows to try, at least a block, and its distance."""
+        """Returns the nearest of the texts that the budget allows to try, at least a batch, and its distance."""
         distances = list[Tensor]()
-        for block in blocks(texts):
-            distances.append(largest_distances(self.spans, states(self.attention_input, block)).mean(1))
-            budget.spend(checking_work(self.attention_input, self.spans, len(block) * len(block[0])))
+        for batch in forward_batches(texts):
+            distances.append(largest_distances(self.spans, input_states(self.attention_input, batch)).mean(1))
+            budget.spend(checking_work(self.attention_input, self.spans, len(batch) * len(batch[0])))
             if budget.left() <= 0:
                 break
         mean_distances = torch.cat(distances)
@@ -290,7 +290,7 @@ def _why_unreadable(batch: SharedBatch, first_layers: list[AttentionInput]) -> s
     lengths = _lengths(batch)
     total = None if lengths is None else sum(lengths)
     for index, attention_input in enumerate(first_layers):
-        names = [name for m in attention_input.matrices for name in (m.name, m.second_half) if name is not None]
+        names = [name for p in attention_input.projections for name in (p.name, p.lora_b_name) if name is not None]
         shared_grads = [grad for name in names if (grad := batch.gradient(name)) is not None]
         if not any(bool(grad.any()) for grad in shared_grads):
             return f"no gradient of the queries, keys and values of layer {index + 1} is shared"
@@ -374,6 +374,6 @@ def _unexplained_gradient(batch: SharedBatch, grad: Tensor, texts: Sequence[Toke
 def _misfit(batch: SharedBatch, texts: Sequence[TokenTuple]) -> float:
     """Returns the squared distance of these texts' gradient from the shared one."""
     ids, mask = pad_texts(texts, 0)
-    gradient = replace(batch.step, dropout=False).gradient(ids, mask, None)
+    gradient = replace(batch.step, uses_dropout=False).gradient(ids, mask, None)
     shared = batch.gradients.items()
     return sum(float((gradient[name] - grad).square().sum()) for name, grad in shared if name in gradient)

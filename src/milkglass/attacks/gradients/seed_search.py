@@ -77,7 +77,7 @@ class SeedSearch(Inversion):
         grad = table_gradient(batch)
         if grad is None:
             return NOT_SHARED_REASON
-        if batch.step.names[0] != batch.step.table_name:
+        if batch.step.parameter_names[0] != batch.step.table_name:
             return "the embeddings are not the first tensor that noise was drawn for"
         if grad.shape[1] < 16:
             return "a row is too short to hold a generator's first numbers"

@@ -174,7 +174,7 @@ class _OrderSearch:
         ids = torch.from_numpy(text)[None]
         labels = self.batch.labels
         targets = None if self.batch.step.task == "next-token" or labels is None else torch.from_numpy(labels)
-        step = replace(self.batch.step, dropout=False)  # the attacker's draws would say nothing of the client's
+        step = replace(self.batch.step, uses_dropout=False)  # the attacker's draws would say nothing of the client's
         gradient = step.gradient(ids, torch.ones_like(ids), targets)
         cosines = []
         for name, shared in self.shared.items():

@@ -27,14 +27,14 @@ from scipy.sparse.linalg import svds
 from torch import Tensor
 
 from milkglass import device, papers
-from milkglass.attacks.gradients.dager_layers import (
+from milkglass.attacks.gradients.attention_inputs import (
     MIN_DISTINCT_DISTANCE,
     AttentionInput,
     TokenTuple,
-    blocks,
     checking_work,
     depends_on_position,
-    states,
+    forward_batches,
+    input_states,
     vocabulary_distances,
 )
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
@@ -107,7 +107,9 @@ class TruncatedSpans(Inversion):
         while len(beam[0]) < token_count and budget.left() > 0:
             extended_prefixes = [(*prefix, token) for prefix in beam for token in tokens]
             budget.spend(checking_work(attention_input, [span], len(extended_prefixes) * len(extended_prefixes[0])))
-            covered = torch.cat([coverage(span, states(attention_input, block)) for block in blocks(extended_prefixes)])
+            covered = torch.cat(
+                [coverage(span, input_states(attention_input, batch)) for batch in forward_batches(extended_prefixes)]
+            )
             beam = [extended_prefixes[index] for index in covered.argsort(descending=True)[: self.beam_width].tolist()]
         return beam[0]
 
@@ -128,7 +130,7 @@ def truncated_span(batch: SharedBatch, attention_input: AttentionInput, count: i
 
     None if no gradient of the layer is shared, or each is zero.
     """
-    grads = [(batch.gradient(matrix.name), matrix.is_transposed) for matrix in attention_input.matrices]
+    grads = [(batch.gradient(matrix.name), matrix.is_transposed) for matrix in attention_input.projections]
     nonzero = [
         grad.T if is_transposed else grad for grad, is_transposed in grads if grad is not None and bool(grad.any())
     ]

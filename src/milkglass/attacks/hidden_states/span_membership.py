@@ -27,7 +27,7 @@ import torch
 
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
-from milkglass.attacks.gradients.dager_layers import (
+from milkglass.attacks.gradients.attention_inputs import (
     AttentionInput,
     SpanTokens,
     choose_texts,

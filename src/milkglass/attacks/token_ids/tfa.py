@@ -1,14 +1,15 @@
 """Matches ids by frequency: TFA (Zanella-Beguelin et al. 2020; ObfusLM, section 5.2 and Table 5).
 
-The scrambled ids in what was sent and the public ids in a text of the attacker are ranked by frequency, and the ranks
-are matched. It is the classical attack on a substitution, one symbol at a time. It needs no model. It fails on all but
-the few most frequent tokens, since neighbouring ranks are closer than two texts agree.
+The scrambled ids in what was sent and the public ids in the attacker's public text are ranked by frequency, and the
+ranks are matched. It is the classical attack on a substitution, one symbol at a time. It needs no model. It fails on
+all but the few most frequent tokens, since neighbouring ranks differ less in frequency than the same token in two
+texts.
 
 Two forms, `match`:
 
     "nearest"   ObfusLM's paper (appendix E): for each id alone the public tokens of the nearest relative frequency,
                 |count(a) / all sent - count(b) / all public|; several ids may get one token
-    "rank"      not the paper's: no token is used twice, as in a substitution, which nearest frequency does not ensure
+    "rank"      not the paper's: ranks are matched one to one, so that no token is used twice
 
 - Ties (the hundreds of ids seen once) go to the lower id on both sides, which is chance.
 - Ids that were never sent get no guess, and tokens that the public text lacks are never guessed.

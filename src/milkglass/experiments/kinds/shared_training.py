@@ -175,7 +175,7 @@ class TrainingSite:
         path = self.cache.path_of("trained", f"{self._digest(rows, defence.shield)}.safetensors")
         if path.is_file():
             tensors = load_file(path)
-            if tensors.keys() != {*step.names}:
+            if tensors.keys() != {*step.parameter_names}:
                 raise CorruptCheckpoint(f"{path.name} is not of this model", f"remove {path}: it is trained again")
             step.module.load_state_dict(tensors, strict=False)  # what is not trained is unchanged
             return step

@@ -5,7 +5,7 @@
     norms     sum over parameters of ||g - g*||, not squared                        (GRAB, as coded)
 
 Each adds l1 x sum |g - g*| if that weight is not zero. Gradients of linear layers are compared as factors. A linear
-layer y = x W' + b with rows x (r, in), and the loss's derivatives D (r, out) by its outputs, has
+layer y = x W' + b with rows x (r, in), and derivatives D (r, out) of the loss by y, has
 
     dL/dW = D' x,    <dL/dW, G> = sum((D G) * x),    ||dL/dW||^2 = sum((x x') * (D D')),    dL/db = the sum of D's rows
 
@@ -28,7 +28,7 @@ MIN_NORM = 1e-12  # a norm below this is taken as this
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LinearLayer:
     """Describes a linear layer whose gradients are compared as factors.
 
     Attributes:
@@ -43,7 +43,7 @@ class Layer:
     is_transposed: bool
 
 
-def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
+def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[LinearLayer, ...]:
     """Returns the linear layers of a model that have a parameter among `names`."""
     from transformers.pytorch_utils import Conv1D
 
@@ -53,24 +53,24 @@ def linear_layers(model: Any, names: tuple[str, ...]) -> tuple[Layer, ...]:
         if isinstance(module, torch.nn.Linear | Conv1D):
             weight, bias = (parameter_names.get(id(parameter)) for parameter in (module.weight, module.bias))
             if weight or bias:
-                layers.append(Layer(module, weight, bias, isinstance(module, Conv1D)))
+                layers.append(LinearLayer(module, weight, bias, isinstance(module, Conv1D)))
     return tuple(layers)
 
 
 class LayerRun(NamedTuple):
-    """Records one run of a layer, with its inputs and outputs."""
+    """Records one forward pass of a layer, with its inputs and outputs."""
 
-    layer: Layer
+    layer: LinearLayer
     inputs: torch.Tensor
     outputs: torch.Tensor
 
 
 @contextmanager
-def record_runs(layers: tuple[Layer, ...]) -> Iterator[list[LayerRun]]:
-    """Yields a list to which every run of these layers is added while the context is open."""
+def record_runs(layers: tuple[LinearLayer, ...]) -> Iterator[list[LayerRun]]:
+    """Yields a list to which every forward pass of these layers is added while the context is open."""
     runs: list[LayerRun] = []
 
-    def record(layer: Layer, _: Any, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
+    def record(layer: LinearLayer, _: Any, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> None:
         runs.append(LayerRun(layer, inputs[0], outputs))
 
     with ExitStack() as hooks:
@@ -93,15 +93,19 @@ class InnerProducts:
 
 
 def layer_products(
-    layers: Sequence[Layer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
+    layers: Sequence[LinearLayer], runs: Sequence[LayerRun], deltas: tuple[torch.Tensor, ...],
     shared: Mapping[str, torch.Tensor], guess_count: int,
 ) -> dict[str, InnerProducts]:  # fmt: skip
-    """Returns the inner products of each parameter of the layers.
+    """Returns the inner products of each parameter of the layers with its shared gradient, by the parameter's name.
 
-    `deltas` are the loss's derivatives by the outputs of the runs; the rows of each of h guesses (`guess_count`) stand
-    together.
+    Args:
+        layers: the linear layers.
+        runs: their recorded forward passes.
+        deltas: the loss's derivatives by the outputs of `runs`. The rows of one guess are adjacent.
+        shared: the shared gradients, by name.
+        guess_count: h, the number of guesses.
     """
-    rows: dict[Layer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    rows: dict[LinearLayer, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for (layer, inputs, outputs), delta in zip(runs, deltas, strict=True):
         x, d = inputs.reshape(guess_count, -1, inputs.shape[-1]), delta.reshape(guess_count, -1, outputs.shape[-1])
         rows.setdefault(layer, []).append((x, d))
@@ -149,22 +153,29 @@ class Distance:
             distance = gap.square().sum() if self.kind == "squares" else gap.norm()
         return distance + self.l1 * (dummy - shared).abs().sum() if self.l1 else distance
 
-    def from_products(self, products: Mapping[str, InnerProducts], squares: Mapping[str, float]) -> torch.Tensor:
-        """Returns (h,) the distances without L1. `squares`: the squared norm of each shared gradient."""
-        distances = [self._of_products(product, squares[name]) for name, product in products.items()]
+    def from_products(
+        self, products: Mapping[str, InnerProducts], shared_squared_norms: Mapping[str, float]
+    ) -> torch.Tensor:
+        """Returns (h,) the distances of h guesses, without L1.
+
+        Args:
+            products: the inner products and norms of the guesses' gradients, by the parameter's name.
+            shared_squared_norms: the squared norm of each shared gradient, by the parameter's name.
+        """
+        distances = [self._of_products(product, shared_squared_norms[name]) for name, product in products.items()]
         total = torch.stack(distances).sum(0)
         return total / len(distances) if self.kind == "cosine" else total
 
-    def _of_products(self, products: InnerProducts, square: float) -> torch.Tensor:
-        """Returns (h,) what one parameter contributes. `square` is the squared norm of its shared gradient."""
+    def _of_products(self, products: InnerProducts, shared_squared_norm: float) -> torch.Tensor:
+        """Returns (h,) what one parameter contributes to the distances."""
         if self.kind == "cosine":
             return 1.0 - products.inner / (
-                products.squared_norms.clamp_min(MIN_NORM**2).sqrt() * max(square**0.5, MIN_NORM)
+                products.squared_norms.clamp_min(MIN_NORM**2).sqrt() * max(shared_squared_norm**0.5, MIN_NORM)
             )
-        gap = products.squared_norms - 2 * products.inner + square
+        gap = products.squared_norms - 2 * products.inner + shared_squared_norm
         return gap if self.kind == "squares" else gap.clamp_min(MIN_NORM**2).sqrt()
 
 
-def gradient_product(dummy: torch.Tensor, shared: torch.Tensor) -> InnerProducts:
-    """Returns the inner products of one guess from its whole gradient."""
+def gradient_products(dummy: torch.Tensor, shared: torch.Tensor) -> InnerProducts:
+    """Returns the inner product and the squared norm of one guess's whole gradient."""
     return InnerProducts((dummy * shared).sum()[None], dummy.square().sum()[None])

@@ -29,7 +29,7 @@ from milkglass.threat.budget import Budget
 
 @dataclass(frozen=True)
 class GRAB(OptimisationAttack):
-    """Moves embeddings and dropout's masks toward the shared gradients, then searches among the tokens that came up.
+    """Matches gradients with embeddings and dropout's masks, then searches among the tokens that were often nearest.
 
     Attributes:
         starts: the number of draws to begin with.
@@ -38,7 +38,7 @@ class GRAB(OptimisationAttack):
         rate: Adam's learning rate at first.
         decay: what the rate is multiplied by every 50 steps.
         l1: the weight of the sum of absolute differences.
-        watch: the number of steps between two looks at the nearest tokens.
+        watch: the nearest tokens are counted every so many steps.
         pool: how many tokens are tried at each place.
         beam: how many texts the search keeps.
         sweeps: how often the search goes through all places.
@@ -60,7 +60,7 @@ class GRAB(OptimisationAttack):
     name = "grab"
     title = "Hybrid optimisation"
     paper = papers.GRAB.with_deviations(
-        "Cut for a processor without a GPU: 200 orders of one start, 1,000 steps, one solution, two sweeps and one "
+        "Cut for a CPU: 200 orders of one start, 1,000 steps, one solution, two sweeps and one "
         "round, where the code has up to five of each.",
         "The search tries the 40 tokens that were nearest most often, not all that ever were.",
         "Starts and texts of the search are judged by the linear layers' gradients, without L1, and once each.",
@@ -74,7 +74,7 @@ class GRAB(OptimisationAttack):
         require_positive(self, "starts", "permutations", "watch", "pool", "beam", "rounds")
 
     def solve(self, batch: SharedBatch, frame: Frame, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        masks = Masks(batch.size) if batch.step.dropout else None
+        masks = Masks(batch.size) if batch.step.uses_dropout else None
         problem = Problem(batch, Distance("norms", self.l1), frame, masks)
         x = scale_to_mean_norm(problem, best_start(problem, self.starts, self.permutations, budget.part(0.1), rng))
         nearest_counts: Counter[int] = Counter()
@@ -109,7 +109,7 @@ class GRAB(OptimisationAttack):
         return embeddings, counts
 
     def search(self, problem: Problem, ids: Ids, pool: list[int], budget: Budget) -> Ids:
-        """Returns (b, t) the best of the beam after all sweeps, or when the time is over.
+        """Returns (b, t) the ids of the beam with the nearest gradients, after all sweeps or when the budget is spent.
 
         Args:
             problem: the gradients that are matched.
@@ -123,12 +123,12 @@ class GRAB(OptimisationAttack):
             previous_best = beam[0].tobytes()
             for row in range(len(ids)):
                 for place in problem.free_places(row).tolist():
-                    beam = self.extend_beam(problem, beam, (row, place), pool, distances_by_batch, budget)
+                    beam = self.improve_beam(problem, beam, (row, place), pool, distances_by_batch, budget)
             if beam[0].tobytes() == previous_best or budget.left() <= 0:
                 break
         return beam[0]
 
-    def extend_beam(
+    def improve_beam(
         self,
         problem: Problem,
         beam: list[Ids],

@@ -30,7 +30,7 @@ from milkglass.attacks import work
 from milkglass.attacks.gradients.inversion import SharedBatch
 from milkglass.attacks.gradients.optimisation.distance import (
     Distance,
-    gradient_product,
+    gradient_products,
     layer_products,
     linear_layers,
     record_runs,
@@ -157,7 +157,7 @@ class Problem:
 
     def __init__(self, batch: SharedBatch, distance: Distance, frame: Frame, masks: Masks | None = None) -> None:
         """Compares with this batch. With `masks` dropout is an unknown too; without, the step runs without dropout."""
-        self.step = step = SharedStep(batch.step.module, batch.step.task, dropout=masks is not None)
+        self.step = step = SharedStep(batch.step.module, batch.step.task, uses_dropout=masks is not None)
         self.distance, self.frame, self.masks = distance, frame, masks
         with torch.no_grad():
             self.embeddings = step.embed(torch.arange(len(step.table)))
@@ -240,7 +240,7 @@ class Problem:
         gradients = torch.autograd.grad(loss, variables, create_graph=True, materialize_grads=True)
         inner_products = layer_products(self.layers, runs, gradients[: len(runs)], self.shared_gradients, 1)
         for name, gradient in zip(self._names_outside_layers, gradients[len(runs) :], strict=True):
-            inner_products[name] = gradient_product(gradient, self.shared_gradients[name])
+            inner_products[name] = gradient_products(gradient, self.shared_gradients[name])
         return self.distance.from_products(inner_products, self.squared_norms)[0]
 
     def distances(self, guesses: torch.Tensor) -> Floats:
@@ -297,7 +297,7 @@ class Problem:
 
 def comparable_names(step: SharedStep, tensors: Any) -> tuple[str, ...]:
     """Returns the parameters among those shared whose gradients depend on the embeddings."""
-    shared = [name for name in step.names if name in tensors and name != step.table_name]
+    shared = [name for name in step.parameter_names if name in tensors and name != step.table_name]
     norms = {name: float(tensors[name].float().norm()) for name in shared}
     largest = max(norms.values(), default=0.0)
     return tuple(name for name in shared if norms[name] > MIN_NORM_SHARE * largest)

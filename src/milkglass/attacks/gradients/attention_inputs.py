@@ -1,4 +1,4 @@
-"""Finds the inputs of the first attention layers, the gradients that reveal them, and the tokens that fit.
+"""Finds the inputs of the first attention layers, the gradients that reveal them, and tokens and texts that fit them.
 
 Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
 first matrix that multiplies a layer's input; keys, values and adapters are the others that read the same input.
@@ -33,61 +33,60 @@ TokenTuple = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """Describes one matrix that reads a layer's input.
+class InputProjection:
+    """Names one weight matrix that multiplies a layer's input.
 
     Attributes:
         name: the name of the matrix's parameter.
         is_transposed: whether the matrix is stored (in, out).
-        second_half: the parameter of the adapter's second half, lora_B, which reads this matrix's output. None if the
-            matrix is not the first half of an adapter.
+        lora_b_name: the name of lora_B, if this matrix is the lora_A of an adapter; else None.
     """
 
     name: str
     is_transposed: bool
-    second_half: str | None
+    lora_b_name: str | None
 
 
 class AttentionInput:
-    """Finds the matrices that read the input of one layer's attention, and computes this input.
+    """Finds the matrices that multiply the input of one layer's attention, and computes this input.
 
     Attributes:
         step: the training step, with its model.
         layer: the index of the layer, from 0.
         module: the query projection.
-        matrices: the matrices that read the input, the query projection first.
+        projections: the matrices that multiply the input, the query projection first.
     """
 
     def __init__(self, step: SharedStep, layer: int) -> None:
         """Finds what the layer with this index reads. Raises UnsupportedModel if the model has no such layer."""
-        all_layers = layers(step.module)
+        all_layers = layer_list(step.module)
         if layer >= len(all_layers):
             raise UnsupportedModel(
                 f"layer {layer + 1} is asked for, the model has {len(all_layers)}", "give a deeper model"
             )
-        projections = attention_input_projections(all_layers[layer], lambda: _run_two_tokens(step))
-        if not projections:
+        modules = attention_input_projections(all_layers[layer], lambda: _run_two_tokens(step))
+        if not modules:
             raise UnsupportedModel(
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
             )
         parameter_names = {id(parameter): name for name, parameter in step.module.named_parameters()}
-        self.step, self.layer, self.module = step, layer, projections[0]
-        self.matrices = tuple(
-            Matrix(
+        self.step, self.layer, self.module = step, layer, modules[0]
+        self.projections = tuple(
+            InputProjection(
                 parameter_names[id(module.weight)],
                 isinstance(module, Conv1D),
-                _second_half(step.module, module, parameter_names),
+                _lora_b_name(step.module, module, parameter_names),
             )
-            for module in projections
+            for module in modules
         )
 
     @property
     def has_adapters(self) -> bool:
-        """Returns whether one of the matrices is the first half of an adapter."""
-        return any(matrix.second_half is not None for matrix in self.matrices)
+        """Returns whether one of the matrices is the lora_A of an adapter."""
+        return any(projection.lora_b_name is not None for projection in self.projections)
 
     @torch.no_grad()
-    def read(self, embeds: Tensor) -> Tensor:
+    def compute(self, embeds: Tensor) -> Tensor:
         """Returns (b, t, d) what enters the layer's attention for embeddings (b, t, d). The model runs no further."""
         captured: list[Tensor] = []
 
@@ -108,7 +107,7 @@ class _StopForward(Exception):  # noqa: N818 - not an error: the forward has gon
 
 
 def _run(step: SharedStep, embeds: Tensor) -> None:
-    """Runs the model on embeddings (b, t, d), until the hook of `AttentionInput.read` stops it."""
+    """Runs the model on embeddings (b, t, d), until the hook of `AttentionInput.compute` stops it."""
     step.module.eval()
     try:
         step.module.base_model(inputs_embeds=embeds, attention_mask=embeds.new_ones(embeds.shape[:2], dtype=torch.long))
@@ -116,7 +115,7 @@ def _run(step: SharedStep, embeds: Tensor) -> None:
         return
 
 
-def layers(module: Any) -> nn.ModuleList:
+def layer_list(module: Any) -> nn.ModuleList:
     """Returns the model's layers. Raises UnsupportedModel if no module list has as many as the config says."""
     count = int(module.config.num_hidden_layers)
     for submodule in module.modules():
@@ -131,14 +130,14 @@ def _run_two_tokens(step: SharedStep) -> None:
     _run(step, step.embed(torch.zeros(1, 2, dtype=torch.long)))
 
 
-def _second_half(model: nn.Module, module: nn.Module, parameter_names: dict[int, str]) -> str | None:
-    """Returns the parameter of the second half of the adapter whose first half this module is, or None."""
+def _lora_b_name(model: nn.Module, module: nn.Module, parameter_names: dict[int, str]) -> str | None:
+    """Returns the parameter name of the lora_B whose lora_A is this module, or None."""
     for submodule in model.modules():
-        first_halves, second_halves = getattr(submodule, "lora_A", None), getattr(submodule, "lora_B", None)
-        if isinstance(first_halves, nn.ModuleDict) and isinstance(second_halves, nn.ModuleDict):
-            for key, first_half in first_halves.items():
-                if first_half is module:
-                    return parameter_names[id(second_halves[key].weight)]
+        lora_a_modules, lora_b_modules = getattr(submodule, "lora_A", None), getattr(submodule, "lora_B", None)
+        if isinstance(lora_a_modules, nn.ModuleDict) and isinstance(lora_b_modules, nn.ModuleDict):
+            for key, lora_a in lora_a_modules.items():
+                if lora_a is module:
+                    return parameter_names[id(lora_b_modules[key].weight)]
     return None
 
 
@@ -165,24 +164,24 @@ class SpanTokens:
 def spans_of(batch: SharedBatch, attention_input: AttentionInput, token_count: int | None) -> list[Span]:
     """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
 
-    Queries, keys and values count as one matrix. The first half (r, d) of an adapter has the same span if its rank r is
-    at least the number of vectors. The second half (out, r) spans the A x of all inputs x if r exceeds their number. A
-    gradient that is not shared, is zero or has full rank gives no span, since it excludes nothing.
+    Queries, keys and values count as one matrix. The gradient of lora_A (r, d) has the same span if its rank r is at
+    least the number of vectors. That of lora_B (out, r) spans A x of all inputs x if r exceeds their number. A gradient
+    that is not shared, is zero or has full rank gives no span, since it excludes nothing.
 
     Args:
         batch: the batch, with the gradients that are shared.
-        attention_input: the layer's input and the matrices that read it.
+        attention_input: the layer's input and the matrices that multiply it.
         token_count: the number of tokens of the batch. None if it is not known.
     """
     projection_grads, adapter_spans = [], []
-    for matrix in attention_input.matrices:
-        grad = batch.gradient(matrix.name)
+    for projection in attention_input.projections:
+        grad = batch.gradient(projection.name)
         if grad is not None:
-            projection_grads.append(grad.T if matrix.is_transposed else grad)
-        second_grad = None if matrix.second_half is None else batch.gradient(matrix.second_half)
-        if second_grad is not None:
-            weight = dict(batch.step.module.named_parameters())[matrix.name].detach()
-            adapter_spans.append(row_space([second_grad], weight))
+            projection_grads.append(grad.T if projection.is_transposed else grad)
+        lora_b_grad = None if projection.lora_b_name is None else batch.gradient(projection.lora_b_name)
+        if lora_b_grad is not None:
+            weight = dict(batch.step.module.named_parameters())[projection.name].detach()
+            adapter_spans.append(row_space([lora_b_grad], weight))
     spans = [span for span in adapter_spans if span.rank and not span.is_full]
     if projection_grads:
         stacked = row_space(projection_grads)
@@ -201,7 +200,15 @@ def largest_distances(spans: Sequence[Span], vectors: Tensor) -> Tensor:
 def tokens_in_spans(
     attention_input: AttentionInput, spans: Sequence[Span], position_count: int, tolerance: float, max_tokens: int
 ) -> SpanTokens | None:
-    """Returns the tokens that are in all spans at each position, or None if a position has more than `max_tokens`."""
+    """Returns the tokens that are in all spans at each position, or None if a position has more than `max_tokens`.
+
+    Args:
+        attention_input: the first layer's attention input.
+        spans: the spans of its gradients.
+        position_count: the number of positions.
+        tolerance: how far a state may be from the spans.
+        max_tokens: the most tokens of a position.
+    """
     distances = vocabulary_distances(attention_input, spans, position_count)
     if int((distances < tolerance).sum(0).max()) > max_tokens:
         return None
@@ -221,14 +228,14 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     distances = []
     for ids in torch.arange(size).split(max(1, EMBEDDING_FLOATS_PER_CHUNK // (t * width))):
         embeds = attention_input.step.embed(ids[:, None].expand(-1, t)).detach()
-        distances.append(largest_distances(spans, attention_input.read(embeds)))
+        distances.append(largest_distances(spans, attention_input.compute(embeds)))
     return torch.cat(distances)
 
 
 def depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
     first_ids = range(min(8, len(attention_input.step.table)))
-    entering_states = states(attention_input, [(token, token) for token in first_ids])
+    entering_states = input_states(attention_input, [(token, token) for token in first_ids])
     return not torch.allclose(entering_states[:, 0], entering_states[:, 1], rtol=1e-4, atol=1e-6)
 
 
@@ -263,8 +270,8 @@ def grow_texts(
         extended = [(*prefix, token) for prefix in live_prefixes for token in next_tokens]
         if not extended or budget.left() <= 0:
             break
-        last_states = (states(attention_input, block)[:, -1] for block in blocks(extended))
-        distances = torch.cat([largest_distances(spans, block) for block in last_states])
+        last_states = (input_states(attention_input, batch)[:, -1] for batch in forward_batches(extended))
+        distances = torch.cat([largest_distances(spans, states) for states in last_states])
         budget.spend(checking_work(attention_input, spans, len(extended) * (position + 1)))
         order = distances.argsort().tolist()
         nearest_indices = [index for index in order if distances[index] < tolerance][:max_prefixes]
@@ -277,9 +284,9 @@ def grow_texts(
     return ended_prefixes + [prefix for prefix in live_prefixes if prefix]
 
 
-def states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
+def input_states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -> Tensor:
     """Returns (b, t, d) what enters the layer's attention for texts of one length."""
-    return attention_input.read(attention_input.step.embed(torch.tensor(texts)).detach())
+    return attention_input.compute(attention_input.step.embed(torch.tensor(texts)).detach())
 
 
 def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
@@ -290,8 +297,8 @@ def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_
     )
 
 
-def blocks(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
-    """Returns texts of one length in parts that fit through a model."""
+def forward_batches(texts: list[TokenTuple]) -> list[list[TokenTuple]]:
+    """Splits texts of one length into batches of at most TOKENS_PER_FORWARD tokens, or of one text."""
     batch_size = max(1, TOKENS_PER_FORWARD // len(texts[0]))
     return [texts[start : start + batch_size] for start in range(0, len(texts), batch_size)]
 
@@ -309,7 +316,7 @@ def choose_texts(
             known.
     """
     directions_of_texts = {
-        text: torch.nn.functional.normalize(states(attention_input, [text])[0].double(), dim=1) for text in texts
+        text: torch.nn.functional.normalize(input_states(attention_input, [text])[0].double(), dim=1) for text in texts
     }
     if not directions_of_texts:
         return []
