@@ -20,7 +20,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, search
+from milkglass.sanitizers.ghost.search import Shadows, ShadowSearchSettings, find_shadows, lemmas_of
 from milkglass.sanitizers.ghost.selection import draw_shadows
 from milkglass.sanitizers.table import open_table, table_of
 
@@ -44,10 +44,10 @@ def _search(folder: Path, rounds: int) -> Figure:
     tokenizer, vectors = open_table(folder)
     table = table_of(tokenizer, vectors, "the model")
     texts = tokenizer.batch_decode([[i] for i in range(len(vectors))])
-    chosen = SearchSettings()
+    chosen = ShadowSearchSettings()
 
     def work() -> Shadows:
-        return search(table, lemmas_of(table.words, texts, chosen.language), chosen)
+        return find_shadows(table, lemmas_of(table.words, texts, chosen.language), chosen)
 
     found, lemmas = work(), lemmas_of(table.words, texts, chosen.language)
     some = table.candidates[np.linspace(0, len(table.candidates) - 1, SAMPLE).astype(np.int64)].tolist()

@@ -20,7 +20,7 @@ from milkglass.client.key.file import write_key
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.engines.opaque_tokenizer import copy_with_tokenizer
-from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, configuration, yaml_text
+from milkglass.engines.trainer_configs import RUN_COMMANDS, TrainerSettings, trainer_config, yaml_text
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -93,17 +93,17 @@ def test_configurations_name_what_is_there(made: Path) -> None:
     for trainer in RUN_COMMANDS:
         source = rows.get(trainer, encoded(made, "jsonl", "r.jsonl"))
         settings = TrainerSettings(made / "exported", source, made / "tuned", max_length=64)
-        settings.check(trainer)
+        settings.require_fit(trainer)
         read = {name: json.loads(value) for name, value in (
-            line.split(": ", 1) for line in yaml_text(configuration(trainer, settings)).splitlines()
+            line.split(": ", 1) for line in yaml_text(trainer_config(trainer, settings)).splitlines()
         )}  # fmt: skip
         assert str(source) in json.dumps(read) and str(made / "exported") in read.values() and 64 in read.values()
     with pytest.raises(UsageError, match="scrambled has no tokenizer"):
-        TrainerSettings(made / "scrambled", made / "r.jsonl", made / "t").check("trl")
+        TrainerSettings(made / "scrambled", made / "r.jsonl", made / "t").require_fit("trl")
     with pytest.raises(UsageError, match=r"llamafactory .*r\.jsonl"):
-        TrainerSettings(made / "exported", made / "r.jsonl", made / "t").check("llamafactory")
+        TrainerSettings(made / "exported", made / "r.jsonl", made / "t").require_fit("llamafactory")
     with pytest.raises(UsageError, match="trainer 'x'"):
-        configuration("x", settings)
+        trainer_config("x", settings)
 
 
 @pytest.mark.parametrize(
@@ -119,16 +119,16 @@ def test_rows_that_are_not_scrambled_get_no_configuration(made: Path, name: str,
     """The file that a configuration names is sent to the provider with it."""
     (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(UsageError, match=r"other columns than ids and labels"):
-        TrainerSettings(made / "exported", tmp_path / name, tmp_path / "t").check("trl")
+        TrainerSettings(made / "exported", tmp_path / name, tmp_path / "t").require_fit("trl")
 
 
 def test_an_original_model_and_rows_of_a_classifier_get_no_configuration(made: Path, tmp_path: Path) -> None:
     rows = encoded(made, "jsonl", "r.jsonl")
     with pytest.raises(UsageError, match=r"names no key in its config\.json"):
-        TrainerSettings(made / "plain", rows, tmp_path / "t").check("trl")
+        TrainerSettings(made / "plain", rows, tmp_path / "t").require_fit("trl")
     (tmp_path / "classes.jsonl").write_text('{"input_ids": [1, 2], "attention_mask": [1, 1], "labels": 0}\n', "utf-8")
     with pytest.raises(UsageError, match="has one label a row"):
-        TrainerSettings(made / "exported", tmp_path / "classes.jsonl", tmp_path / "t").check("axolotl")
+        TrainerSettings(made / "exported", tmp_path / "classes.jsonl", tmp_path / "t").require_fit("axolotl")
 
 
 def trained(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int | None, str]:

@@ -18,7 +18,7 @@ from milkglass.federated.state import FederatedRun
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.threat.training_step import SharedStep
 from tests import tiny
@@ -84,7 +84,7 @@ def world(root: Path) -> World:
     model = tiny.save("bert", root / "model")
     (root / "files").mkdir()
     files = {name: rows_file(root / "files" / f"{name}.jsonl", 5 + i, i) for i, name in enumerate(NAMES)}
-    ghost = Ghost.open(model, SearchSettings(10, 0.5), SelectionSettings(), cache_folder=root / "kept")
+    ghost = Ghost.open(model, ShadowSearchSettings(10, 0.5), SelectionSettings(), cache_folder=root / "kept")
     labels = labels_of(list(files.values()))
     for name, path in files.items():
         prepare_site(path, root / "ready" / name, labels, model, ghost, seed=7)

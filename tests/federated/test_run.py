@@ -38,7 +38,7 @@ from milkglass.gradient_defences.dropout import Dropout
 from milkglass.gradient_defences.freezing import FrozenEmbeddings
 from milkglass.gradient_defences.noise import GaussianNoise
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.threat.training_step import pad_texts
 from tests import tiny
@@ -82,7 +82,10 @@ def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
         folder = there.ready / name
         rows, stamp = load_rows(folder), stamp_of(folder)
         assert stamp is not None and (stamp.rows, stamp.model) == (rows.digest(), there.digest)
-        assert stamp.search == SearchSettings(10, 0.5).document() and stamp.selection == SelectionSettings().document()
+        assert (
+            stamp.search == ShadowSearchSettings(10, 0.5).document()
+            and stamp.selection == SelectionSettings().document()
+        )
         assert stamp.is_sealed_with(secret_of(folder)) and not stamp.is_sealed_with(bytes(32))
         own = [json.loads(line) for line in (there.files / f"{name}.jsonl").read_text().splitlines()]
         assert rows.labels.tolist() == [("no", "yes").index(row["label"]) for row in own]
@@ -99,7 +102,7 @@ def test_rows_are_shadows_and_hold_no_text(there: World) -> None:
         assert report is not None and report["texts"] == len(rows) and report["seed_given"] is True
         counts = np.diff(there.ghost.candidates.starts)[bare.ids]
         assert report["tokens"]["one_shadow"] == (counts == 1).sum() and report["tokens"]["all"] == len(bare.ids)
-        assert report["tokens"]["fell_back"] == there.ghost.candidates.fallen[bare.ids].sum()
+        assert report["tokens"]["fell_back"] == there.ghost.candidates.fell_back[bare.ids].sum()
 
 
 def test_without_a_seed_what_is_drawn_is_a_secret(there: World, tmp_path: Path) -> None:
@@ -494,7 +497,7 @@ def test_a_ghost_that_is_weaker_than_what_a_site_demands(
     search: dict[str, object], way: str, fault: str | None
 ) -> None:
     """By default the paper's is demanded."""
-    described = SearchSettings().document() | search
+    described = ShadowSearchSettings().document() | search
     found = find_weaker_parameter(
         described, SelectionSettings().document() | {"way": way, "beams": 3}, GhostDemand(Path(), "")
     )
@@ -508,7 +511,7 @@ def test_a_ghost_that_is_weaker_than_what_a_site_demands(
 def test_rows_of_a_weak_ghost_are_not_sent(there: World, tmp_path: Path) -> None:
     """All filters off, one neighbour, the nearest taken: a stamp of the site's own, and nothing was hidden."""
     sites = there.sites(tmp_path / "sites")
-    lax = Ghost.open(there.model, SearchSettings(1, 1.0, False, False, False), SelectionSettings("nearest"))
+    lax = Ghost.open(there.model, ShadowSearchSettings(1, 1.0, False, False, False), SelectionSettings("nearest"))
     shutil.rmtree(sites[1].folder)
     prepare_site(there.files / "b.jsonl", sites[1].folder, {"no": 0, "yes": 1}, there.model, lax, None)
     with pytest.raises(NotObfuscated, match="site b .*k = 1 where 10"):

@@ -21,7 +21,7 @@ from milkglass.sanitizers.files import report_path
 from milkglass.sanitizers.ghost import files, search
 from milkglass.sanitizers.ghost.files import GhostJob, sanitize_dataset
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sequences import Sequences
@@ -29,7 +29,7 @@ from tests import tiny
 from tests.cli.kit import call, document, refused
 
 SECRET = "zanzibar"
-SEARCH = SearchSettings(10, 0.5)
+SEARCH = ShadowSearchSettings(10, 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -112,30 +112,30 @@ def test_the_digest_follows_everything_that_a_search_depends_on(monkeypatch: pyt
     rng = np.random.default_rng(0)
     table, texts = WordVectors(("a", "b", "c"), rng.normal(size=(3, 4)).astype(np.float32)), ["a", "b", "c"]
     changes = {"k": 71, "overlap": 0.2, "indirect": False, "direct": False, "lemma": False, "language": "de"}
-    assert changes.keys() == asdict(SearchSettings()).keys()
-    given = [(table, texts, replace(SearchSettings(), **{name: value})) for name, value in changes.items()]
+    assert changes.keys() == asdict(ShadowSearchSettings()).keys()
+    given = [(table, texts, replace(ShadowSearchSettings(), **{name: value})) for name, value in changes.items()]
     given += [
-        (table, texts, SearchSettings()),
-        (replace(table, vectors=table.vectors + np.float32(1e-6)), texts, SearchSettings()),
-        (replace(table, special=np.array([True, False, False])), texts, SearchSettings()),
-        (replace(table, words=("a", "b", "d")), texts, SearchSettings()),
-        (table, ["a", "b", "d"], SearchSettings()),
+        (table, texts, ShadowSearchSettings()),
+        (replace(table, vectors=table.vectors + np.float32(1e-6)), texts, ShadowSearchSettings()),
+        (replace(table, special=np.array([True, False, False])), texts, ShadowSearchSettings()),
+        (replace(table, words=("a", "b", "d")), texts, ShadowSearchSettings()),
+        (table, ["a", "b", "d"], ShadowSearchSettings()),
     ]  # fmt: skip
     names = [search.search_digest(*one) for one in given]
     monkeypatch.setattr(search, "version", lambda package: "0.0")
-    names.append(search.search_digest(table, texts, SearchSettings()))
+    names.append(search.search_digest(table, texts, ShadowSearchSettings()))
     assert len({*names}) == len(names)
     monkeypatch.undo()
-    assert search.search_digest(replace(table, name="other"), texts, SearchSettings()) == names[6]
+    assert search.search_digest(replace(table, name="other"), texts, ShadowSearchSettings()) == names[6]
 
 
 def test_a_search_is_made_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Ghost.open(folder, SEARCH, SelectionSettings("nearest"), cache_folder=tmp_path)
     kept = list(tmp_path.iterdir())
     assert len(kept) == 1 and kept[0].suffix == ".safetensors"
-    monkeypatch.setattr("milkglass.sanitizers.ghost.ghost.search", None)  # would fail if it were called
+    monkeypatch.setattr("milkglass.sanitizers.ghost.ghost.find_shadows", None)  # would fail if it were called
     again = Ghost.open(folder, SEARCH, SelectionSettings("nearest"), cache_folder=tmp_path)
-    for name in search.ARRAY_DTYPES:
+    for name in vars(first.candidates):
         np.testing.assert_array_equal(getattr(first.candidates, name), getattr(again.candidates, name))
     monkeypatch.undo()
     Ghost.open(folder, replace(SEARCH, k=11), SelectionSettings("nearest"), cache_folder=tmp_path)
@@ -175,7 +175,7 @@ def test_ids_stand_beside_the_text_and_other_fields_stay(ghost: Ghost, tmp_path:
     assert tokens["replaced"] == tokens["all"] - tokens["special"] and tokens["replaced_share"] == 1
     assert (report["rows"], report["texts"], report["empty_texts"]) == (15, 15, 1)
     assert report["fields_left_as_they_are"] == ["label"]
-    fell = ghost.candidates.fallen
+    fell = ghost.candidates.fell_back
     assert report["vocabulary"]["fell_back"] == fell.sum() and 0 <= tokens["fell_back_share"] < 1
     own = [i for row in before[:12] for i in ghost.tokenizer(row["text"])["input_ids"]]
     own += [i for text in ("fever", "scan", "scan") for i in ghost.tokenizer(text)["input_ids"]]
@@ -388,10 +388,12 @@ def test_from_the_command_line(folder: Path, tmp_path: Path, monkeypatch: pytest
         5,
     )
     report = document(call(*words, tmp_path / "out.jsonl", *options, "--json"))
-    assert report["search"] == {**SearchSettings(10, 0.5).document(), "lemma": False, "direct": False}
+    assert report["search"] == {**ShadowSearchSettings(10, 0.5).document(), "lemma": False, "direct": False}
     assert report["selection"] == SelectionSettings(beams=2).document() and report["model"] == "model"
     assert report["tokens"]["replaced_share"] == 1 and report["out"] == str(tmp_path / "out.jsonl")
-    ghost = Ghost.open(folder, SearchSettings(10, 0.5, lemma=False, direct=False), SelectionSettings(beams=2), seed=5)
+    ghost = Ghost.open(
+        folder, ShadowSearchSettings(10, 0.5, lemma=False, direct=False), SelectionSettings(beams=2), seed=5
+    )
     texts = [json.loads(line)["text"] for line in source.read_text().splitlines()]
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["ids"] for row in rows] == [one.ids.tolist() for one in ghost.sanitize(texts)]
@@ -411,7 +413,7 @@ def test_long_rows_are_cut_and_named_before_the_work(
     words = ("sanitize", "--method", "ghost", "--embeddings", folder, source, out, "--set", "selection=nearest")
     done = call(*words, "--k", 10)
     assert done.exit_code == 0, done.stderr
-    limit = Ghost.open(folder, SearchSettings(10)).limit
+    limit = Ghost.open(folder, ShadowSearchSettings(10)).limit
     said = done.stderr.splitlines()
     assert said[0] == f"cut to {limit} tokens, which is what {folder} takes: line 4 of in.jsonl"
     rows = [json.loads(line) for line in out.read_text().splitlines()]

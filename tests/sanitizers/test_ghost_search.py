@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from milkglass.errors import UsageError
-from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, search, whole_words, word_marker
+from milkglass.sanitizers.ghost.search import (
+    Shadows,
+    ShadowSearchSettings,
+    find_shadows,
+    is_word_start,
+    lemmas_of,
+    word_marker,
+)
 from milkglass.sanitizers.table import WordVectors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "reference"))
@@ -31,14 +38,14 @@ def agree(found: Shadows, expected: dict[int, tuple[list[int], int, bool]]) -> N
     assert len(found) == len(expected)
     for token, (shadows, reach, fallen) in expected.items():
         assert found.of(token).tolist() == shadows, token
-        assert (int(found.reach[token]), bool(found.fallen[token])) == (reach, fallen), token
+        assert (int(found.reach[token]), bool(found.fell_back[token])) == (reach, fallen), token
 
 
 @pytest.mark.parametrize("switches", list(itertools.product([True, False], repeat=3)))
 def test_the_same_shadows_as_the_literal_program(switches: tuple[bool, bool, bool]) -> None:
     table, lemmas = vocabulary(), np.random.default_rng(1).integers(40, size=150)
     indirect, direct, lemma = switches
-    found = search(table, lemmas, SearchSettings(10, 0.3, indirect, direct, lemma))
+    found = find_shadows(table, lemmas, ShadowSearchSettings(10, 0.3, indirect, direct, lemma))
     agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, 10, 0.3, *switches))
 
 
@@ -46,18 +53,18 @@ def test_the_same_shadows_as_the_literal_program(switches: tuple[bool, bool, boo
 def test_the_search_widens_as_the_literal_one_does_and_reports_who_fell_back(k: int, overlap: float) -> None:
     table, lemmas = vocabulary(groups=3), np.zeros(150, np.int64)
     lemmas[75:] = np.arange(75)
-    found = search(table, lemmas, SearchSettings(k, overlap))
+    found = find_shadows(table, lemmas, ShadowSearchSettings(k, overlap))
     agree(found, literal.search(table.vectors.astype(float), lemmas.tolist(), {*SPECIAL}, k, overlap))
     assert (found.reach[~found.is_fixed] >= k).all()
-    assert found.fallen.any() and not found.fallen.all()
+    assert found.fell_back.any() and not found.fell_back.all()
     if k <= 30:
-        assert len(np.unique(found.reach[~found.fallen & ~found.is_fixed])) > 1, "some had to be searched wider"
-    fell = np.flatnonzero(found.fallen)
+        assert len(np.unique(found.reach[~found.fell_back & ~found.is_fixed])) > 1, "some had to be searched wider"
+    fell = np.flatnonzero(found.fell_back)
     assert all(len(found.of(int(token))) == k for token in fell)
 
 
 def test_special_tokens_stand_for_themselves_and_for_nobody() -> None:
-    found = search(vocabulary(), None, SearchSettings(20, 0.2, lemma=False))
+    found = find_shadows(vocabulary(), None, ShadowSearchSettings(20, 0.2, lemma=False))
     assert np.flatnonzero(found.is_fixed).tolist() == [*SPECIAL]
     for token in range(150):
         shadows = found.of(token).tolist()
@@ -87,9 +94,9 @@ def test_lemmas_of_words_and_of_pieces() -> None:
 
 def test_markers_are_told_by_what_most_tokens_have() -> None:
     assert [word_marker(WORDPIECE), word_marker(BYTES), word_marker(["the", "##"])] == ["##", "Ġ", None]
-    assert whole_words(WORDPIECE).tolist() == [not one.startswith("##") for one in WORDPIECE]
-    assert whole_words(BYTES).tolist() == [one.startswith("Ġ") for one in BYTES]
-    assert whole_words(["the", "of"]).all()
+    assert is_word_start(WORDPIECE).tolist() == [not one.startswith("##") for one in WORDPIECE]
+    assert is_word_start(BYTES).tolist() == [one.startswith("Ġ") for one in BYTES]
+    assert is_word_start(["the", "of"]).all()
 
 
 def test_another_language() -> None:
@@ -98,17 +105,17 @@ def test_another_language() -> None:
     with pytest.raises(UsageError, match="language 'xx'"):
         lemmas_of(["a"], ["a"], "xx")
     with pytest.raises(UsageError, match="language 'xx'"):
-        SearchSettings(language="xx")
+        ShadowSearchSettings(language="xx")
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="k is 0"):
-        SearchSettings(0)
+        ShadowSearchSettings(0)
     for overlap in (-0.1, 1.1, float("nan")):
         with pytest.raises(UsageError, match=f"overlap is {overlap}"):
-            SearchSettings(overlap=overlap)
+            ShadowSearchSettings(overlap=overlap)
     with pytest.raises(UsageError, match=r"k is 146\b.*\b1 to 145\b"):
-        search(vocabulary(), None, SearchSettings(146, lemma=False))
+        find_shadows(vocabulary(), None, ShadowSearchSettings(146, lemma=False))
     with pytest.raises(UsageError, match="lemmas"):
-        search(vocabulary(), None, SearchSettings(10))
+        find_shadows(vocabulary(), None, ShadowSearchSettings(10))

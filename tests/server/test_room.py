@@ -25,7 +25,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.server import training
 from milkglass.server.jobs import lora, needs, queue, trainer
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_to_resume
-from milkglass.server.jobs.needs import LayerSizes, ModelSizes, Needs, needs_of, require_disk, require_memory
+from milkglass.server.jobs.needs import LayerSizes, ModelSizes, ResourceNeeds, needs_of, require_disk, require_memory
 from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained_tensors
 from milkglass.server.settings import bytes_on_disk, free_bytes
 from milkglass.server.spec import COMPLETE_MARK, RESERVE_FILE, WEIGHTS_ONLY_MARK, Hyperparameters, JobSpec, Status
@@ -92,7 +92,7 @@ def test_an_8b_model_does_not_fit_on_64_gb_and_what_would_is_said() -> None:
     """The fine-tune that was lost: LoRA of rank 256, three whole layers, both tables."""
     shape = of_8b()
 
-    def estimate(chosen: Hyperparameters) -> Needs:
+    def estimate(chosen: Hyperparameters) -> ResourceNeeds:
         return needs_of(shape, chosen.for_layers(32), 60.0)
 
     chosen = Hyperparameters(task="causal-lm", dtype="bfloat16")
@@ -127,7 +127,7 @@ def test_the_bound_of_long_rows_counts_their_logits_and_one_layer() -> None:
 def test_settings_that_would_fit_are_tried_from_the_mildest() -> None:
     shape = of_8b()
 
-    def estimate(chosen: Hyperparameters) -> Needs:
+    def estimate(chosen: Hyperparameters) -> ResourceNeeds:
         return needs_of(shape, chosen.for_layers(32), 60.0)
 
     full = Hyperparameters(task="causal-lm", method="full", batch_size=8)

@@ -95,8 +95,8 @@ class AttestationGateway:
         routes = [Route(path, handler, methods=[method]) for path, method, handler in handlers]
         app = passthrough.web_app(routes, lifespan)
         app.add_middleware(
-            Guard, token=self.token, rule=_body_rule, max_held=MAX_HELD_BYTES, limits=self.limits, access_log=False,
-            open_paths={*OPEN_PATHS, EVIDENCE_PATH, RELEASE_PATH},
+            Guard, token=self.token, rule_of=_body_rule, max_held_bytes=MAX_HELD_BYTES, limits=self.limits,
+            access_log=False, open_paths={*OPEN_PATHS, EVIDENCE_PATH, RELEASE_PATH},
         )  # fmt: skip
         app.add_middleware(passthrough.PaddingMiddleware)
         state = passthrough.SEE_EVIDENCE if self.is_attested else passthrough.NOT_ATTESTED

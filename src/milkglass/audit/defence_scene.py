@@ -17,7 +17,7 @@ from milkglass.audit.decontaminate import decontaminate
 from milkglass.audit.key_scene import AttackerText, assemble, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, encode_examples, name_and_number_masks
+from milkglass.client.data.texts import EncodedTexts, encode_examples, name_and_number_masks
 from milkglass.defences.obfuscated_tables import TableClient, key_from_secret, public_codec
 from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
 from milkglass.errors import UsageError
@@ -242,7 +242,7 @@ def public_scene(
     without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
     no_marks = np.zeros(len(truth.tokens.ids), np.bool_)
     names, numbers = (no_marks, no_marks) if private is None else name_and_number_masks(codec, private, truth.tokens)
-    texts = PrivateTexts(truth.sent, truth.tokens, names, numbers)
+    texts = EncodedTexts(truth.sent, truth.tokens, names, numbers)
     return Scene.of(
         Transcript(observations, size), truth, without_text, adversaries, texts=texts, model=base.folder.name, **details
     )

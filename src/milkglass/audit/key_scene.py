@@ -26,7 +26,7 @@ from milkglass.audit.scene import (
 )
 from milkglass.client.codec.aliases import mechanism_of
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, read_encoded, token_pieces, unmarked_texts
+from milkglass.client.data.texts import EncodedTexts, read_encoded, texts_of_ids, token_pieces
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_of
@@ -77,7 +77,7 @@ class AttackerText:
 
     public: Sequences
     leaked_indices: Ids | None = None
-    known: PrivateTexts | None = None
+    known: EncodedTexts | None = None
 
     @property
     def text_for_counts(self) -> Sequences:
@@ -203,7 +203,7 @@ def _without_known_texts(transcript: Transcript, attacker_texts: Sequences, code
     return replace(transcript, observations=(*other_observations, *kept_observations))
 
 
-def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, Sequences]:
+def _split_in_halves(all_texts: EncodedTexts, seed: int) -> tuple[EncodedTexts, Sequences]:
     """Returns the private half, and the other in public ids.
 
     All examples of one conversation are in one half, since later ones contain earlier ones.
@@ -217,7 +217,7 @@ def _split_in_halves(all_texts: PrivateTexts, seed: int) -> tuple[PrivateTexts, 
 
 # --- from texts -------------------------------------------------------------------------------------------------------
 def assemble(
-    key: Key, codec: Codec, base: Checkpoint, private: PrivateTexts, attackers: Mapping[str, AttackerText],
+    key: Key, codec: Codec, base: Checkpoint, private: EncodedTexts, attackers: Mapping[str, AttackerText],
     stage: Stage = no_stage, server_transcript: Transcript | None = None,
 ) -> Scene:  # fmt: skip
     """Returns the scene of a key from texts. The first attacker has the public model alone.
@@ -231,7 +231,7 @@ def assemble(
     scheme = scheme_of(key)
     transcript = _transcript(model, private, len(key.sigma), server_transcript, key)
     if server_transcript is not None and server_transcript.all(Tokens):
-        private = unmarked_texts(codec, transcript.tokens)
+        private = texts_of_ids(codec, transcript.tokens)
     original = private.original
     simulate = _simulator(base, key.info.model, scheme, key.model_digest)
     without_text = Knowledge(
@@ -276,7 +276,7 @@ def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterabl
     return Truth(codec.inverse, codec.is_visible, content, decode, sent, original)
 
 
-def _transcript(model: Model, private: PrivateTexts, size: int, transcript: Transcript | None, key: Key) -> Transcript:
+def _transcript(model: Model, private: EncodedTexts, size: int, transcript: Transcript | None, key: Key) -> Transcript:
     """Returns what is observed: a server's transcript if there is one, and else what this key makes.
 
     Raises KeyForOtherModel for a transcript of another key.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.data.texts import TOKEN_CLASSES, PrivateTexts, token_classes
+from milkglass.client.data.texts import TOKEN_CLASSES, EncodedTexts, token_classes
 from milkglass.metrics.interval import Interval, ratio
 from milkglass.sequences import Ids
 from milkglass.threat.guess import Guess
@@ -184,7 +184,7 @@ def share_in_group(solver_candidates: Sequence[Candidates], truth: Truth) -> flo
     return float(is_hit[truth.counted_rows].mean())
 
 
-def shares_by_class(texts: PrivateTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
+def shares_by_class(texts: EncodedTexts, truth: Truth, reading: Ids, rng: np.random.Generator) -> dict[str, Interval]:
     """Returns the share of each class of tokens that was read correctly. Classes that do not occur are left out."""
     sent = truth.tokens
     is_counted: NDArray[np.bool_] = truth.ordinary[sent.ids]

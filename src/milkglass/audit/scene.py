@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from milkglass.client.data.texts import PrivateTexts
+from milkglass.client.data.texts import EncodedTexts
 from milkglass.errors import UsageError
 from milkglass.schemes.mixture import ClusterReport
 from milkglass.sequences import Ids, Sequences
@@ -104,7 +104,7 @@ class Scene:
     transcript: Transcript
     truth: Truth
     adversaries: tuple[Adversary, ...]
-    texts: PrivateTexts | None = None
+    texts: EncodedTexts | None = None
     promise: ClusterReport = NO_PROMISE
     scheme: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""

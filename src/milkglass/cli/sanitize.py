@@ -282,7 +282,7 @@ def sanitize_by_ghost(
     from milkglass.sanitizers.files import report_path
     from milkglass.sanitizers.ghost.files import GhostJob, long_texts, require_texts, sanitize_dataset
     from milkglass.sanitizers.ghost.ghost import Ghost
-    from milkglass.sanitizers.ghost.search import SearchSettings
+    from milkglass.sanitizers.ghost.search import ShadowSearchSettings
     from milkglass.sanitizers.ghost.selection import SelectionSettings
 
     if source == "-":
@@ -296,7 +296,8 @@ def sanitize_by_ghost(
     search_assignments = [assignment for assignment in assignments if assignment not in selection_assignments]
     assignments_by_field = [assignment.replace("selection=", "way=", 1) for assignment in selection_assignments]
     chosen_selection = read_words(SelectionSettings, assignments_by_field, "ghost")
-    search, selection = SearchSettings(**_search_parameters(search_assignments)), SelectionSettings(**chosen_selection)
+    search = ShadowSearchSettings(**_search_parameters(search_assignments))
+    selection = SelectionSettings(**chosen_selection)
     row_format = read_row_format(path, frozenset(extra_names or ()), frozenset(kept_names or ()), delimiter=delimiter)
     require_rows(path, row_format)
     job = GhostJob.of(path, row_format, out)
@@ -329,15 +330,15 @@ def _search_parameters(assignments: Sequence[str]) -> dict[str, Any]:
     Raises UsageError for an unknown name. Its hint lists the parameters of the search and of the selection.
     """
     from milkglass.parameters import describe_parameters, parameters_of, read_words
-    from milkglass.sanitizers.ghost.search import SearchSettings
+    from milkglass.sanitizers.ghost.search import ShadowSearchSettings
     from milkglass.sanitizers.ghost.selection import SelectionSettings
 
     names = [assignment.partition("=")[0] for assignment in assignments if "=" in assignment]
-    if unknown := [name for name in names if name not in parameters_of(SearchSettings)]:
+    if unknown := [name for name in names if name not in parameters_of(ShadowSearchSettings)]:
         selection_parameters = describe_parameters(SelectionSettings).replace("way", "selection", 1)
-        parameters = f"{describe_parameters(SearchSettings)}, {selection_parameters}"
+        parameters = f"{describe_parameters(ShadowSearchSettings)}, {selection_parameters}"
         raise UsageError(f"ghost has no parameter {unknown[0]!r}", f"it has {parameters}")
-    return read_words(SearchSettings, assignments, "ghost")
+    return read_words(ShadowSearchSettings, assignments, "ghost")
 
 
 def _ghost_summary(report: dict[str, Any], out: Path) -> str:

@@ -118,12 +118,12 @@ def train_config(
     as_json: AsJson = False,
 ) -> None:
     """Write a configuration for a trainer that runs wherever the provider runs it. It names no text and no key."""
-    from milkglass.engines.trainers import RUN_COMMANDS, TrainerSettings, configuration, yaml_text
+    from milkglass.engines.trainer_configs import RUN_COMMANDS, TrainerSettings, trainer_config, yaml_text
 
     settings = TrainerSettings(model, rows, tuned_folder, epochs, batch_size, learning_rate, max_length, cpu)
     refuse_unused("by axolotl, which has no such setting", {"--cpu": cpu} if trainer == "axolotl" else {})
-    settings.check(trainer)
+    settings.require_fit(trainer)
     files.require_new(out)
-    files.write(out, yaml_text(configuration(trainer, settings)), is_private=False)
+    files.write(out, yaml_text(trainer_config(trainer, settings)), is_private=False)
     run_command = RUN_COMMANDS[trainer].format(config=out)
     emit(as_json, {"out": str(out), "trainer": trainer, "run": run_command}, f"wrote {out}\nnext: {run_command}")

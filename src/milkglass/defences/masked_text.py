@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from milkglass.deadline import require_time
 from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
 from milkglass.defences.sanitized_text import ReplacedTextClient
-from milkglass.defences.token_halves import TokenServer, read_saved
+from milkglass.defences.token_halves import TokenServer, read_client_half
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.papers import Paper, ours
@@ -79,7 +79,7 @@ class MaskedText(Defence):
         return self._client(base, secret), TokenServer(folder)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[MaskingClient, TokenServer]:
-        secret, _ = read_saved(client_folder, self.document())
+        secret, _ = read_client_half(client_folder, self.document())
         return self._client(base, secret), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, secret: bytes) -> MaskingClient:

@@ -21,7 +21,7 @@ from milkglass.client.key.scheme import scheme_of
 from milkglass.client.obfuscate.covariant import require_layers
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.symbols import count_corpus, fit_map
-from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
+from milkglass.defences.token_halves import TokenClient, TokenServer, read_client_half
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -107,7 +107,7 @@ class Plain(Defence):
         return self._client(base, secret), TokenServer(folder)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
-        return self._client(base, read_saved(client_folder)[0]), TokenServer(server_folder)
+        return self._client(base, read_client_half(client_folder)[0]), TokenServer(server_folder)
 
     def _client(self, base: Checkpoint, secret: bytes) -> TableClient:
         return TableClient(public_codec(base, secret), secret, self.document())
@@ -187,7 +187,7 @@ class TableDefence(Defence):
         return self.scheme.with_counts(counts, self.bands)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[TableClient, TokenServer]:
-        secret, document = read_saved(client_folder)
+        secret, document = read_client_half(client_folder)
         scheme = scheme_named(document["name"], {name: value for name, value in document.items() if name != "name"})
         return self._client(base, key_from_secret(base, scheme, secret), secret), TokenServer(server_folder)
 

@@ -28,7 +28,7 @@ from safetensors.numpy import load_file, save_file
 from milkglass import files
 from milkglass.client.codec.encoded import Encoded
 from milkglass.defences.obfuscated_tables import copy_base, public_codec, why_unsupported
-from milkglass.defences.token_halves import TokenClient, TokenServer, read_saved
+from milkglass.defences.token_halves import TokenClient, TokenServer, read_client_half
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.stream import Stream
@@ -62,8 +62,8 @@ class SanitizingClient(TokenClient):
     def rehearsal(self, seed: int) -> SanitizingClient:
         return replace(self, secret=hashlib.sha256(f"milkglass attacker {seed}".encode()).digest())
 
-    def write(self, folder: Path) -> None:
-        super().write(folder)
+    def write_files(self, folder: Path) -> None:
+        super().write_files(folder)
         if self.counts is not None:
             save_file({"counts": self.counts}, folder / COUNTS_FILE)
 
@@ -167,7 +167,7 @@ class SanitizerDefence(Defence):
         return Sequences.of(ids).counts(len(table))
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[SanitizingClient, TokenServer]:
-        secret, _ = read_saved(client_folder, self.document())
+        secret, _ = read_client_half(client_folder, self.document())
         counts = load_file(client_folder / COUNTS_FILE)["counts"] if self.method.needs_counts else None
         return self._client(base, self._table(base), counts, secret), TokenServer(server_folder)
 

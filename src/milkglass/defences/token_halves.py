@@ -33,17 +33,17 @@ from milkglass.threat.observations import Observation, Tokens, Weights
 from milkglass.threat.training_step import pad_texts
 
 SECRET_FILE, DEFENCE_FILE = "secret", "defence.json"  # files of a saved client half
-TEXTS_AT_A_TIME = 32  # texts answered at a time
+TEXTS_PER_BATCH = 32  # texts in one forward pass
 
 
 @dataclass(frozen=True)
 class TokenClient(Client):
-    """Prepares texts, encodes them, and sends their ids: the client half.
+    """Prepares and encodes texts, and sends their ids: the client half of a defence that sends token ids.
 
     Attributes:
         codec: turns texts into the ids that are sent.
         secret: 32 bytes, from which all draws of this half follow.
-        document: the name and the parameters of the defence.
+        document: the JSON object that names the defence and its parameters; written to DEFENCE_FILE.
     """
 
     codec: Codec = field(repr=False)
@@ -66,15 +66,15 @@ class TokenClient(Client):
 
     def save(self, folder: Path) -> None:
         with new_dir(folder) as partial:
-            self.write(partial)
+            self.write_files(partial)
 
-    def write(self, folder: Path) -> None:
+    def write_files(self, folder: Path) -> None:
         """Writes all files of this half into a folder that only its owner can read."""
         (folder / DEFENCE_FILE).write_bytes(json.dumps(dict(self.document)).encode() + b"\n")
         (folder / SECRET_FILE).write_bytes(self.secret)
 
 
-def read_saved(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, Any]]:
+def read_client_half(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple[bytes, dict[str, Any]]:
     """Returns the secret and `TokenClient.document` of a saved client half.
 
     Raises KeyFileError if the folder has no client half, or one with another document than is expected.
@@ -94,7 +94,10 @@ def read_saved(folder: Path, expected: Mapping[str, Any] | None = None) -> tuple
 
 @dataclass(frozen=True)
 class TokenServer(Server):
-    """Answers ids by an ordinary checkpoint, which any software can train and serve: the server half."""
+    """Answers ids with an ordinary checkpoint, which any software can train and serve.
+
+    It is the server half of a defence that sends token ids.
+    """
 
     folder: Path
 
@@ -102,7 +105,11 @@ class TokenServer(Server):
         return (Weights(Model.open(self.folder)),)
 
     def answer(self, sent: tuple[Observation, ...]) -> NDArray[np.float32]:
-        """Returns (texts, classes) logits of the ids that were sent, by the trained model in the folder."""
+        """Returns (texts, classes) logits of the ids that were sent, by the trained model in the folder.
+
+        Raises:
+            UsageError, CorruptCheckpoint, UnsupportedModel: the folder holds no trained classifier that can be loaded.
+        """
         model = _load_classifier(self.folder)
         observations = [observation for observation in sent if isinstance(observation, Tokens)]
         texts = [
@@ -110,8 +117,8 @@ class TokenServer(Server):
         ]
         logits = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")
-        for start in range(0, len(order), TEXTS_AT_A_TIME):
-            indices = order[start : start + TEXTS_AT_A_TIME]
+        for start in range(0, len(order), TEXTS_PER_BATCH):
+            indices = order[start : start + TEXTS_PER_BATCH]
             logits[indices] = _logits(model, [texts[i] for i in indices])
         return logits
 

@@ -27,7 +27,7 @@ from milkglass.federated.rows import load_rows, secret_of, stamp_of
 from milkglass.federated.site import LocalResult, Site
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
 from milkglass.sanitizers.table import Mask
 
@@ -52,12 +52,15 @@ class GhostDemand:
 
     folder: Path
     digest: str
-    search: SearchSettings = SearchSettings()
+    search: ShadowSearchSettings = ShadowSearchSettings()
     selection_method: SelectionMethod = "states"
 
     @classmethod
     def of(
-        cls, folder: Path, search: SearchSettings = SearchSettings(), selection_method: SelectionMethod = "states"
+        cls,
+        folder: Path,
+        search: ShadowSearchSettings = ShadowSearchSettings(),
+        selection_method: SelectionMethod = "states",
     ) -> GhostDemand:
         """Returns the demand for the model in a folder. Raises what `Checkpoint.open` raises."""
         return cls(folder, Checkpoint.open(folder).digest(), search, selection_method)
@@ -112,16 +115,16 @@ def find_weaker_parameter(search: Mapping[str, Any], selection: Mapping[str, Any
     return None
 
 
-def parse_search(entries: Mapping[str, Any]) -> SearchSettings:
+def parse_search(entries: Mapping[str, Any]) -> ShadowSearchSettings:
     """Returns the search of a stamp. Raises CorruptCheckpoint for an unknown parameter."""
     try:
-        return SearchSettings(**entries)
+        return ShadowSearchSettings(**entries)
     except TypeError:
         raise CorruptCheckpoint("the stamp has parameters that are not known", "prepare the site again") from None
 
 
 @lru_cache(maxsize=4)
-def _ghost_outputs(folder: Path, digest: str, search: SearchSettings) -> Mask:
+def _ghost_outputs(folder: Path, digest: str, search: ShadowSearchSettings) -> Mask:
     """Returns (v,) the ids that GHOST gives to some token: shadows, and tokens that stand for themselves.
 
     The search is the one that `prepare` stored, or is repeated on another machine. `digest` is only a cache key, for

@@ -2,7 +2,8 @@
 
     rows, model        the site's prepared folder, and the model that it trains: a folder, a hub id or demo:minilm
     shield             a name (gradient_defences/catalogue.py)
-    k, overlap, ...    what the site demands of GHOST: fields of `SearchSettings`, and selection; default: the paper's
+    k, overlap, ...    what the site demands of GHOST: fields of `ShadowSearchSettings`, and selection; the default is
+                       the paper's
 
 Only the site chooses which files are opened: a server's message names a model by its digest, which is compared and
 never looked up. A site answers a FederatedError with its message, which has no path, and any other fault with one fixed
@@ -23,7 +24,7 @@ from milkglass.federated.prepare import require_name
 from milkglass.federated.site import FederatedTraining, Site
 from milkglass.gradient_defences.catalogue import parse_gradient_defence
 from milkglass.models.resolve import resolve
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
 
 FAILED = "the site could not do this round; its own log says why"  # the answer to all faults but a FederatedError
@@ -45,7 +46,7 @@ class SiteConfig:
 
     site: Site
     model: Path
-    search: SearchSettings
+    search: ShadowSearchSettings
     selection: SelectionSettings
 
     @classmethod
@@ -54,7 +55,7 @@ class SiteConfig:
 
         Raises UsageError for an entry that is missing, not known or not valid, and ModelNotFound.
         """
-        demands = asdict(SearchSettings()) | {"selection": SelectionSettings().way}
+        demands = asdict(ShadowSearchSettings()) | {"selection": SelectionSettings().way}
         known_names = {"rows", "model", "shield", *demands}
         for name in ("rows", "model"):
             if name not in config:
@@ -71,7 +72,7 @@ class SiteConfig:
         selection = SelectionSettings(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, parse_gradient_defence(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), SearchSettings(**options), selection)
+        return cls(site, resolve(str(config["model"])), ShadowSearchSettings(**options), selection)
 
     def demand(self) -> GhostDemand:
         """Returns the demand. Each call reads the model for its digest."""

@@ -22,7 +22,7 @@ from milkglass.audit.key_scene import assemble
 from milkglass.audit.run import run
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.codec import Codec
-from milkglass.client.data.texts import PrivateTexts, read_encoded
+from milkglass.client.data.texts import EncodedTexts, read_encoded
 from milkglass.client.key.key import Key
 from milkglass.errors import MilkglassError
 from milkglass.models.checkpoint import Checkpoint
@@ -163,7 +163,7 @@ class LiveAttacker:
         ids = np.arange(len(self.key.sigma), dtype=np.int64)
         sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_PER_TEXT)))
         no_marks = np.zeros(len(ids), np.bool_)
-        texts = PrivateTexts(sent_ids, sent_ids.map_ids(self.codec.inverse), no_marks, no_marks)
+        texts = EncodedTexts(sent_ids, sent_ids.map_ids(self.codec.inverse), no_marks, no_marks)
         return assemble(self.key, self.codec, self.base, texts, {})
 
     def _attack_model(self, scene: Scene, show_readings: Callable[[], object]) -> Candidates | None:

@@ -38,8 +38,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
     app.add_middleware(
         Guard,
         token=token,
-        rule=lambda scope: body_rule(settings, scope),
-        max_held=settings.max_held,
+        rule_of=lambda scope: body_rule(settings, scope),
+        max_held_bytes=settings.max_held,
         limits=settings.connections,
     )
     app.state.token = token

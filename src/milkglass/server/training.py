@@ -40,7 +40,7 @@ from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
 from milkglass.server.jobs.needs import (
     ModelSizes,
-    Needs,
+    ResourceNeeds,
     needs_of,
     require_disk,
     require_memory,
@@ -198,7 +198,7 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
     hyperparameters = spec.hyperparameters.for_layers(len(sizes.layers))
 
-    def estimate(settings: Hyperparameters) -> Needs:
+    def estimate(settings: Hyperparameters) -> ResourceNeeds:
         return needs_of(sizes, settings.for_layers(len(sizes.layers)))
 
     home = job.parents[1] if spec.quota is not None else job

@@ -114,8 +114,8 @@ def create_app(half: ServerHalf, bearer_token: str) -> FastAPI:
     app.add_middleware(
         Guard,
         token=bearer_token,
-        rule=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == SPLIT_PATH else 0),
-        max_held=MAX_HELD_BODIES * max_body,
+        rule_of=lambda scope: BodyRule(max_body if scope["method"] == "POST" and scope["path"] == SPLIT_PATH else 0),
+        max_held_bytes=MAX_HELD_BODIES * max_body,
         limits=Limits(),
     )
     return app

@@ -4,9 +4,9 @@ An attacker has the public model and the head, which is drawn from the run's see
 stored, but every site's update is. So the rounds are repeated with the same code (`rounds.mean_update`,
 `step_weights`), as any server can do. The audit refuses a run if the replay does not end in its weights.
 
-The site's rows and secret show which texts were behind each gradient, and its file what these were before GHOST. FedAvg
-after several steps sends a sum of gradients of several batches, at weights that nobody else has. Such rounds are
-refused.
+The site's rows and secret show which texts were behind each gradient; the site's file shows those texts before GHOST.
+FedAvg after several steps sends a sum of gradients of several batches, at weights that only the site has. Such rounds
+are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from milkglass.federated.state import FederatedRun, read_update
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.rows.data_file import Source
 from milkglass.rows.examples import Example, read_examples
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
@@ -45,7 +45,7 @@ class SiteTexts:
         rows: what the site trained on.
         originals: the ids of the same texts before GHOST.
         uses_ghost: whether the texts passed through GHOST.
-        secret: the site's secret, from which its batches follow.
+        secret: the site's secret.
         search: the settings of GHOST's search.
         selection: how GHOST selected shadows; "" without GHOST.
     """
@@ -75,7 +75,7 @@ class SiteTexts:
         has_same_texts = self.uses_ghost or np.array_equal(self.originals.ids, ids.ids)
         if (self.originals.lengths != ids.lengths).any() or not has_same_texts:
             raise UsageError(f"{source.name} holds other texts than the site was prepared from", "give that file")
-        self.search, self.selection = SearchSettings(), ""
+        self.search, self.selection = ShadowSearchSettings(), ""
         if stamp is not None and self.uses_ghost:
             self.search, self.selection = parse_search(stamp.search), str(stamp.selection.get("way"))
         self.secret = secret_of(folder)
@@ -133,7 +133,7 @@ class RecordedRun:
         self.site, self.model_folder = site, model_folder
         self.step = SharedStep.open(model_folder, "classification", classes, seed)
         self.start_weights = weights_of(self.step)
-        self._verify()
+        self._require_same_weights()
 
     def rounds(self) -> Iterator[RecordedRound]:
         """Yields the rounds in which the site sent an update, with the weights that it received."""
@@ -153,8 +153,8 @@ class RecordedRun:
             weights = step_weights(weights, mean_update(updates, weights), float(self.run.settings["lr"]))
             yield weights
 
-    def _verify(self) -> None:
-        """Raises UsageError if the updates do not lead to the run's weights."""
+    def _require_same_weights(self) -> None:
+        """Raises UsageError if the replayed updates do not end in the run's weights."""
         replayed, recorded = deque(self._replayed_weights(), maxlen=1)[0], self.run.load_weights()
         shapes, recorded_shapes = (
             {name: tensor.shape for name, tensor in weights.items()} for weights in (replayed, recorded)

@@ -22,18 +22,18 @@ MAX_RARE_COUNT = 3  # a content token with at most so many occurrences in the au
 
 # A capitalised word that does not begin a sentence. The pattern misses names at a sentence's start, and includes titles
 # and, in German, every noun: a rough measure, and reports say so.
-_NAME = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
-_NUMBER = re.compile(r"\S*\d\S*")
+_NAME_PATTERN = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
+_NUMBER_PATTERN = re.compile(r"\S*\d\S*")
 
 
 @dataclass(frozen=True)
-class PrivateTexts:
+class EncodedTexts:
     """Holds texts, or examples of conversations, as they are sent. In shapes, `total` is the number of their tokens.
 
     Attributes:
         scrambled: the scrambled ids.
         original: the public ids of the same tokens.
-        is_name: (total,) whether each token is part of a name; see `unmarked_texts` for conversations and pairs.
+        is_name: (total,) whether each token is part of a name; see `texts_of_ids` for conversations and pairs.
         is_number: (total,) whether each token is part of a number.
         source_indices: (texts,) the index of each text's conversation, which can make several examples. None: each text
             is of its own source.
@@ -45,26 +45,27 @@ class PrivateTexts:
     is_number: NDArray[np.bool_]
     source_indices: NDArray[np.int64] | None = None
 
-    def select(self, rows: NDArray[np.int64]) -> PrivateTexts:
-        """Returns the texts with these indices, in the order in which they are here."""
-        is_kept = np.isin(self.original.sequence_indices, rows)
-        order = np.sort(rows)
-        return PrivateTexts(
+    def select(self, indices: NDArray[np.int64]) -> EncodedTexts:
+        """Returns the texts with these indices, in the order of this object, whatever the order of `indices`."""
+        is_kept = np.isin(self.original.sequence_indices, indices)
+        order = np.sort(indices)
+        return EncodedTexts(
             self.scrambled.select(order), self.original.select(order), self.is_name[is_kept], self.is_number[is_kept],
             None if self.source_indices is None else self.source_indices[order],
         )  # fmt: skip
 
-    def without(self, public_texts: Sequences) -> PrivateTexts:
+    def without(self, public_texts: Sequences) -> EncodedTexts:
         """Returns the texts that do not equal, id for id, one of `public_texts`, which are in public ids."""
         texts = {ids.tobytes() for ids in public_texts}
-        rows = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
-        return self.select(np.array(rows, np.int64))
+        indices = [i for i, ids in enumerate(self.original) if ids.tobytes() not in texts]
+        return self.select(np.array(indices, np.int64))
 
 
-def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> PrivateTexts:
+def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> EncodedTexts:
     """Reads the rows of a file as they would be sent, cut to the model's length.
 
     Args:
+        codec: encodes and scrambles the texts.
         source: the file.
         max_rows: how many rows are read, from the first. None: all.
 
@@ -77,14 +78,17 @@ def read_encoded(codec: Codec, source: Source, max_rows: int | None = None) -> P
         return encode_examples(codec, examples)
 
 
-def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
-    """Returns examples as they would be sent, with the masks of names and numbers."""
+def encode_examples(codec: Codec, examples: Sequence[Example]) -> EncodedTexts:
+    """Returns examples as they would be sent, with the masks of names and numbers.
+
+    The examples are not empty, and of one kind.
+    """
     plain_codec = codec.without_scrambling
     if examples[0].kind == "chat":
         conversations, tools = [example.messages for example in examples], [example.tools for example in examples]
         labelled = plain_codec.encode_examples(conversations, truncate=True, tools=tools)
         original = Sequences.of(labelled.ids)
-        private_texts = unmarked_texts(codec, _scramble(codec, original), original)
+        private_texts = texts_of_ids(codec, _scramble(codec, original), original)
         return replace(private_texts, source_indices=np.array(labelled.source_indices, np.int64))
     pairs = (
         [example.pair or "" for example in examples] if any(example.pair is not None for example in examples) else None
@@ -93,8 +97,8 @@ def encode_examples(codec: Codec, examples: Sequence[Example]) -> PrivateTexts:
     original = Sequences.of(plain_codec.encode(texts, pairs, truncate=True).ids)
     scrambled = _scramble(codec, original)
     if pairs is not None:
-        return unmarked_texts(codec, scrambled, original)
-    return PrivateTexts(scrambled, original, *name_and_number_masks(codec, texts, scrambled))
+        return texts_of_ids(codec, scrambled, original)
+    return EncodedTexts(scrambled, original, *name_and_number_masks(codec, texts, scrambled))
 
 
 def _scramble(codec: Codec, original: Sequences) -> Sequences:
@@ -102,15 +106,17 @@ def _scramble(codec: Codec, original: Sequences) -> Sequences:
     return Sequences.of(codec.scramble_lists([ids.tolist() for ids in original]))
 
 
-def unmarked_texts(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> PrivateTexts:
-    """Returns texts of which only the tokens are known: pieces with a digit are numbers, no token is a name.
+def texts_of_ids(codec: Codec, scrambled: Sequences, original: Sequences | None = None) -> EncodedTexts:
+    """Returns texts of which only the ids are known: tokens with a digit count as numbers, no token as a name.
 
     Args:
+        codec: gives the public ids and the tokens' texts.
+        scrambled: the scrambled ids.
         original: the public ids. None: the scrambled ids give them.
     """
     original = scrambled.map_ids(codec.inverse) if original is None else original
     digits = np.array([any(char.isdigit() for char in piece) for piece in token_pieces(codec, len(codec.sigma))])
-    return PrivateTexts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
+    return EncodedTexts(scrambled, original, np.zeros(len(original.ids), np.bool_), digits[original.ids])
 
 
 def token_pieces(codec: Codec, size: int) -> list[str]:
@@ -147,7 +153,7 @@ def name_and_number_masks(
         spans = np.asarray(offsets, np.int64).reshape(-1, 2)[:length]
         if length < len(offsets):
             spans[-1:] = 0  # a text that was cut ends in a special token
-        for pattern, marks in ((_NAME, is_name), (_NUMBER, is_number)):
+        for pattern, marks in ((_NAME_PATTERN, is_name), (_NUMBER_PATTERN, is_number)):
             is_marked = np.zeros(len(text) + 1, np.bool_)
             for match in pattern.finditer(text):
                 is_marked[match.start() : match.end()] = True
@@ -155,7 +161,7 @@ def name_and_number_masks(
     return np.concatenate(is_name), np.concatenate(is_number)
 
 
-def token_classes(texts: PrivateTexts, is_content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def token_classes(texts: EncodedTexts, is_content: NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns (total,) the index in TOKEN_CLASSES of each token. Number precedes name, and name precedes rare word.
 
     Args:

@@ -24,7 +24,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RECIPE_OPTIONS
 from milkglass.audit.run import run as run_attacks
 from milkglass.audit.scene import Adversary, Scene
-from milkglass.client.data.texts import PrivateTexts
+from milkglass.client.data.texts import EncodedTexts
 from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
@@ -247,7 +247,7 @@ def attack_scene(
         Transcript((Weights(model_view(rows)), Tokens(sent, "train")), size),
         Truth(np.argsort(sigma).astype(np.int64), word_id_mask(size), content, table.text, sent),
         Adversary(ATTACKER_NAME, "has the public word vectors and no text", knowledge),
-        texts=PrivateTexts(sent, original, no_tokens, no_tokens),
+        texts=EncodedTexts(sent, original, no_tokens, no_tokens),
         promise=mixture.cluster_report(scheme.k),
         scheme=scheme.document(),
         model=recipe.model,

@@ -4,7 +4,7 @@
     shield = "random-pruning"            milkglass/gradient_defences/catalogue.py, with its parameters
     ratio = 0.99
     [defences.ghost]
-    ghost = { k = 70, way = "states" }   of SearchSettings and SelectionSettings (sanitizers/ghost); {}: the paper's
+    ghost = { k = 70, way = "states" }   ShadowSearchSettings and SelectionSettings (sanitizers/ghost); {}: the paper's
 
 An empty entry is plain; ghost and a shield may be combined. Shadows are written to disk as they are found, since that
 takes as long as a training, and a stopped run resumes. They are as private as the texts.
@@ -33,7 +33,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log
 from milkglass.rows.examples import Example
 from milkglass.sanitizers.ghost.ghost import Ghost
-from milkglass.sanitizers.ghost.search import SearchSettings
+from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionSettings
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.training_step import Task, pad_texts
@@ -93,7 +93,7 @@ class DefenceSpec:
     """
 
     shield: GradientDefence
-    ghost: tuple[SearchSettings, SelectionSettings] | None
+    ghost: tuple[ShadowSearchSettings, SelectionSettings] | None
 
     @classmethod
     def of(cls, name: str, entry: Mapping[str, Any]) -> DefenceSpec:
@@ -106,8 +106,8 @@ class DefenceSpec:
         )
 
 
-def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[SearchSettings, SelectionSettings]:
-    setting_classes = (SearchSettings, SelectionSettings)
+def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[ShadowSearchSettings, SelectionSettings]:
+    setting_classes = (ShadowSearchSettings, SelectionSettings)
     names = [parameter.name for settings in setting_classes for parameter in fields(settings)]
     if unknown := sorted(set(entry) - set(names)):
         raise UsageError(f"{name}: ghost has no {unknown[0]!r}", f"it has: {', '.join(names)}")
@@ -115,7 +115,7 @@ def _ghost_settings(name: str, entry: dict[str, Any]) -> tuple[SearchSettings, S
         {parameter.name: entry[parameter.name] for parameter in fields(settings) if parameter.name in entry}
         for settings in setting_classes
     )
-    return from_entries(SearchSettings, search), from_entries(SelectionSettings, selection)
+    return from_entries(ShadowSearchSettings, search), from_entries(SelectionSettings, selection)
 
 
 def choose_rows(

@@ -20,7 +20,14 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import token_limit
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.sanitizers.ghost.search import SearchSettings, Shadows, lemmas_of, load_or_make, search, search_digest
+from milkglass.sanitizers.ghost.search import (
+    Shadows,
+    ShadowSearchSettings,
+    find_shadows,
+    lemmas_of,
+    load_or_find_shadows,
+    search_digest,
+)
 from milkglass.sanitizers.ghost.selection import SelectedShadow, SelectionSettings, draw_shadows, nearest, select
 from milkglass.sanitizers.ghost.states import HeadlessModel
 from milkglass.sanitizers.table import open_table, table_of
@@ -73,7 +80,7 @@ class Ghost:
     network: HeadlessModel | None = field(repr=False)
     limit: int
     seed: int = field(repr=False)
-    search_settings: SearchSettings = SearchSettings()
+    search_settings: ShadowSearchSettings = ShadowSearchSettings()
     selection: SelectionSettings = SelectionSettings()
     cuts_texts: bool = False
 
@@ -88,7 +95,7 @@ class Ghost:
 
     @classmethod
     def open(
-        cls, folder: Path, search_settings: SearchSettings = SearchSettings(),
+        cls, folder: Path, search_settings: ShadowSearchSettings = ShadowSearchSettings(),
         selection: SelectionSettings = SelectionSettings(), seed: int = 0, name: str | None = None,
         cache_folder: Path | None = None,
     ) -> Ghost:  # fmt: skip
@@ -113,10 +120,10 @@ class Ghost:
 
         def make() -> Shadows:
             lemmas = lemmas_of(table.words, texts, search_settings.language) if search_settings.lemma else None
-            return search(table, lemmas, search_settings)
+            return find_shadows(table, lemmas, search_settings)
 
         digest = search_digest(table, texts, search_settings)
-        shadows = load_or_make(digest, len(table), make, cache_folder)
+        shadows = load_or_find_shadows(digest, len(table), make, cache_folder)
         network = HeadlessModel.open(folder) if selection.way == "states" else None
         limit = token_limit(folder, tokenizer)
         return cls(folder, table.name, digest, tokenizer, shadows, network, limit, seed, search_settings, selection)

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.models.array_cache import ArrayCache, digest_of
+from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.select import require_k
 from milkglass.parameters import limited, require
@@ -39,10 +39,11 @@ from milkglass.system import core_count
 
 PIECE_MARKER = "##"  # WordPiece's mark of a token that continues a word
 NeighbourIds = NDArray[np.int32]
-REACH_STEP = 10  # neighbours by which the search is widened (Algorithm 1, line 18)
-MAX_REACH = 100  # the most neighbours by which it is widened: the published code's limit
+WIDENING_STEP = 10  # neighbours by which the search is widened (Algorithm 1, line 18)
+MAX_WIDENING = 100  # the most neighbours by which it is widened: the published code's limit
 TOKENS_AT_A_TIME = 64  # tokens filtered at a time
 FORMAT = "milkglass-shadows/1"
+# The arrays of a file in the cache by their stored names: the fields of `Shadows`, with "fallen" for `fell_back`
 ARRAY_DTYPES = {"ids": np.int32, "starts": np.int64, "reach": np.int32, "fallen": np.bool_}
 
 
@@ -56,8 +57,8 @@ def word_marker(tokens: Sequence[str]) -> str | None:
     return commonest if counts[commonest] else None
 
 
-def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
-    """Returns (n,) which tokens, as their vocabulary spells them, are or begin whole words."""
+def is_word_start(tokens: Sequence[str]) -> NDArray[np.bool_]:
+    """Returns (n,) whether each token, as its vocabulary spells it, begins a word."""
     mark = word_marker(tokens)
     if mark is None:
         return np.ones(len(tokens), np.bool_)
@@ -67,10 +68,10 @@ def whole_words(tokens: Sequence[str]) -> NDArray[np.bool_]:
 def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en") -> NDArray[np.int64]:
     """Returns (n,) numbers, equal for tokens that are forms of one word (GHOST, sections 2.2 and 3.3).
 
-    A token that is a whole word has its word's lemma by simplemma's dictionary. A piece of a word is its own lemma.
-    Words are compared in lower case. Pieces are recognised by the marker that most of a vocabulary's marked tokens
-    have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a word, so that tokens
-    without a mark are pieces. A vocabulary without markers has whole words only.
+    A token that begins a word has the lemma of its text by simplemma's dictionary. A token that continues a word is its
+    own lemma. Words are compared in lower case. Pieces are recognised by the marker that most of a vocabulary's marked
+    tokens have: WordPiece marks pieces (##ing); SentencePiece and byte-level BPE mark what begins a word, so that
+    tokens without a mark are pieces. A vocabulary without markers has whole words only.
 
     Raises UsageError if simplemma lacks the language.
     """
@@ -79,9 +80,9 @@ def lemmas_of(tokens: Sequence[str], texts: Sequence[str], language: str = "en")
 
     numbers: dict[str, int] = {}
     lemma_numbers = np.empty(len(tokens), np.int64)
-    for row, (token, text, is_whole) in enumerate(zip(tokens, texts, whole_words(tokens), strict=True)):
+    for row, (token, text, begins_word) in enumerate(zip(tokens, texts, is_word_start(tokens), strict=True)):
         word = text.strip().lower()
-        lemma = lemmatize(word, language).lower() if is_whole and word else token.lower()
+        lemma = lemmatize(word, language).lower() if begins_word and word else token.lower()
         lemma_numbers[row] = numbers.setdefault(lemma, len(numbers))
     return lemma_numbers
 
@@ -97,12 +98,13 @@ def require_language(language: str) -> None:
 
 
 @dataclass(frozen=True)
-class SearchSettings:
+class ShadowSearchSettings:
     """Holds the parameters of the search. The defaults are the paper's (5.5, A.1).
 
     Attributes:
         k: the number of neighbours, 1 to n - 1.
-        overlap: tau_o, from 0 to 1.
+        overlap: the largest share of their k neighbours that a token and its shadow may have in common: tau_o, from 0
+            to 1.
         indirect, direct, lemma: whether this similarity excludes a neighbour.
         language: the language of the lemmas, such as "en".
     """
@@ -120,6 +122,7 @@ class SearchSettings:
             require_language(self.language)
 
     def document(self) -> dict[str, Any]:
+        """Returns the settings as a JSON object."""
         return asdict(self)
 
 
@@ -131,13 +134,13 @@ class Shadows:
         ids: (total,) the shadows of token 0, of token 1, ..., nearest first.
         starts: (n + 1,) where each token's shadows begin.
         reach: (n,) how many neighbours were examined; 0: the token is its own shadow.
-        fallen: (n,) whether no neighbour passed, so that the first k are all shadows.
+        fell_back: (n,) whether no neighbour passed, so that the first k are all shadows.
     """
 
     ids: NDArray[np.int32] = field(repr=False)
     starts: Ids = field(repr=False)
     reach: NDArray[np.int32] = field(repr=False)
-    fallen: Mask = field(repr=False)
+    fell_back: Mask = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.reach)
@@ -152,7 +155,7 @@ class Shadows:
         return self.reach == 0
 
 
-def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> Shadows:
+def find_shadows(table: WordVectors, lemmas: Ids | None, settings: ShadowSearchSettings) -> Shadows:
     """Returns the shadows of every row of a table.
 
     Args:
@@ -168,11 +171,11 @@ def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> 
     tokens = table.candidates
     require_k(settings.k, len(tokens) - 1, lowest=1)
     lemma_of_token = lemmas[tokens] if settings.lemma and lemmas is not None else None
-    max_width = min(settings.k + MAX_REACH, len(tokens) - 1)
+    max_width = min(settings.k + MAX_WIDENING, len(tokens) - 1)
     nearest_lists = nearest(table.vectors[tokens], max_width)[0]  # all that may be asked for, at once
     lists, reach = [nearest_lists[place, :0] for place in range(len(tokens))], np.zeros(len(tokens), np.int32)
     without_shadows = np.arange(len(tokens))
-    for k in range(settings.k, nearest_lists.shape[1] + REACH_STEP, REACH_STEP):
+    for k in range(settings.k, nearest_lists.shape[1] + WIDENING_STEP, WIDENING_STEP):
         width = min(k, nearest_lists.shape[1])
         is_kept = _is_shadow(nearest_lists[:, :width], without_shadows, lemma_of_token, settings)
         reach[without_shadows] = width
@@ -188,17 +191,17 @@ def search(table: WordVectors, lemmas: Ids | None, settings: SearchSettings) -> 
     return _by_token(table, [tokens[neighbours] for neighbours in lists], reach, has_fallen_back)
 
 
-def _is_shadow(nearest_lists: NeighbourIds, places: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
+def _is_shadow(nearest_lists: NeighbourIds, places: Ids, lemmas: Ids | None, settings: ShadowSearchSettings) -> Mask:
     """Returns (tokens, k) which neighbours of these tokens are shadows. `nearest_lists` is (m, k)."""
     blocks = [places[start : start + TOKENS_AT_A_TIME] for start in range(0, len(places), TOKENS_AT_A_TIME)]
     with ThreadPoolExecutor(core_count()) as pool:
         return np.concatenate([*pool.map(lambda block: _filter_block(nearest_lists, block, lemmas, settings), blocks)])
 
 
-def _filter_block(nearest_lists: NeighbourIds, rows: Ids, lemmas: Ids | None, settings: SearchSettings) -> Mask:
+def _filter_block(nearest_lists: NeighbourIds, rows: Ids, lemmas: Ids | None, settings: ShadowSearchSettings) -> Mask:
     """Returns (rows, k) which neighbours of these rows pass the tests of lemmas, of direct and of indirect similarity.
 
-    `settings` says which of the two tests of similarity there are.
+    `settings` says which of the two similarity tests are made.
     """
     neighbours = nearest_lists[rows]
     is_shadow = np.ones(neighbours.shape, np.bool_) if lemmas is None else lemmas[neighbours] != lemmas[rows, None]
@@ -217,7 +220,7 @@ def _filter_block(nearest_lists: NeighbourIds, rows: Ids, lemmas: Ids | None, se
     return is_shadow
 
 
-def _by_token(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fallen: Mask) -> Shadows:
+def _by_token(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], has_fallen_back: Mask) -> Shadows:
     """Returns the shadows by token id. Special tokens are their own shadows."""
     n = len(table)
     shadows_of_tokens = [np.array([token]) for token in range(n)]
@@ -225,18 +228,18 @@ def _by_token(table: WordVectors, lists: list[Ids], reach: NDArray[np.int32], fa
         shadows_of_tokens[token] = shadows
     starts = np.concatenate([[0], np.cumsum([len(shadows) for shadows in shadows_of_tokens])]).astype(np.int64)
     reach_by_token, fell_back = np.zeros(n, np.int32), np.zeros(n, np.bool_)
-    reach_by_token[table.candidates], fell_back[table.candidates] = reach, fallen
+    reach_by_token[table.candidates], fell_back[table.candidates] = reach, has_fallen_back
     return Shadows(np.concatenate(shadows_of_tokens).astype(np.int32), starts, reach_by_token, fell_back)
 
 
 # --- kept on disk -----------------------------------------------------------------------------------------------------
 
 
-def search_digest(table: WordVectors, texts: Sequence[str], settings: SearchSettings) -> str:
+def search_digest(table: WordVectors, texts: Sequence[str], settings: ShadowSearchSettings) -> str:
     """Returns 64 hex digits of all that a search depends on. `texts` is what each token reads as."""
     digested = [
         FORMAT,
-        [REACH_STEP, MAX_REACH],
+        [WIDENING_STEP, MAX_WIDENING],
         version("simplemma"),  # the dictionary
         settings.document(),
         list(table.words),
@@ -246,15 +249,36 @@ def search_digest(table: WordVectors, texts: Sequence[str], settings: SearchSett
     return digest_of(digested, table.vectors, table.candidates.astype(np.int64))
 
 
-def load_or_make(digest: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
-    """Returns the search of this digest for `size` rows, cached or made. Raises CorruptCheckpoint if damaged."""
+def load_or_find_shadows(digest: str, size: int, make: Callable[[], Shadows], folder: Path | None = None) -> Shadows:
+    """Returns the shadows of `size` tokens from the cache, or finds and stores them.
+
+    Args:
+        digest: what `search_digest` returned.
+        size: the number of tokens.
+        make: finds the shadows.
+        folder: the cache's folder. None: that of Milkglass's cache.
+
+    Raises:
+        CorruptCheckpoint: the file in the cache is damaged.
+    """
     cache = ArrayCache("ghost", ARRAY_DTYPES, folder)
-    return Shadows(**cache(digest, lambda: vars(make()), lambda arrays: _is_complete(Shadows(**arrays), size)))
+    arrays = cache(digest, lambda: _arrays_of(make()), lambda stored: _is_complete(_shadows_of(stored), size))
+    return _shadows_of(arrays)
+
+
+def _arrays_of(shadows: Shadows) -> Arrays:
+    """Returns the arrays of shadows by their stored names."""
+    return {"ids": shadows.ids, "starts": shadows.starts, "reach": shadows.reach, "fallen": shadows.fell_back}
+
+
+def _shadows_of(arrays: Arrays) -> Shadows:
+    """Returns the shadows that stored arrays hold."""
+    return Shadows(arrays["ids"], arrays["starts"], arrays["reach"], arrays["fallen"])
 
 
 def _is_complete(shadows: Shadows, size: int) -> bool:
     """Returns whether every token has shadows, all of them tokens."""
-    if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fallen.shape == (size,)):
+    if not (shadows.starts.shape == (size + 1,) and shadows.reach.shape == shadows.fell_back.shape == (size,)):
         return False
     if shadows.starts[0] != 0 or shadows.starts[-1] != len(shadows.ids) or not (np.diff(shadows.starts) > 0).all():
         return False

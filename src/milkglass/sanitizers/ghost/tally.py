@@ -66,7 +66,7 @@ class GhostTally:
         self.tokens += len(shadow.ids)
         self.special += int(ghost.candidates.is_fixed[shadow.original].sum())
         self.replaced += int((shadow.ids != shadow.original).sum())
-        self.fell_back += int(ghost.candidates.fallen[shadow.original].sum())
+        self.fell_back += int(ghost.candidates.fell_back[shadow.original].sum())
         self.one_shadow += int(_has_one_shadow(ghost)[shadow.original].sum())
         if shadow.choice.loss is not None:
             self.selected += 1
@@ -92,7 +92,7 @@ def report_document(ghost: Ghost, tally: GhostTally, has_seed: bool) -> dict[str
         "vocabulary": {
             "tokens": len(candidates),
             "special": int(candidates.is_fixed.sum()),
-            "fell_back": int(candidates.fallen.sum()),
+            "fell_back": int(candidates.fell_back.sum()),
             "one_shadow": int(_has_one_shadow(ghost).sum()),
             "shadows_of_a_token": float(np.diff(candidates.starts)[replaceable].mean()),
         },

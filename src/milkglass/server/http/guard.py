@@ -1,8 +1,8 @@
 """Checks each request: bearer token, body limit, access log. No error quotes a request.
 
-It is plain ASGI outside of the web framework, so that nothing of a refused request is read. Request bodies in memory
-have a limit of bytes in all, and each of the time it may take to arrive. A body that is still arriving keeps its memory
-until a faster one needs it.
+The guard is plain ASGI outside of the web framework, so that nothing of a refused request is read. All request bodies
+in memory share one limit of bytes, and each must arrive within a limit of time. A body that is still arriving keeps its
+memory until a faster one needs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACE_SECONDS = 2.0  # time constant of a body's pace: bytes of so long ago count
 MIN_AGE_SECONDS = 0.1  # minimum age assumed of a body, as one piece that came at once says little of its pace
 log = logging.getLogger("milkglass.server")
 OPEN_PATHS = frozenset({"/health"})
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+LOGGED_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 @final
@@ -97,7 +97,11 @@ class BodyMemory:
 
 @final
 class CountedBody:
-    """Receives a body, and counts what really arrives: a stated length may be missing or wrong."""
+    """Receives a body, and counts what really arrives: a stated length may be missing or wrong.
+
+    Attributes:
+        held_bytes: the bytes that are charged to the shared memory.
+    """
 
     def __init__(
         self, receive: Receive, rule: BodyRule, memory: BodyMemory, limits: Limits, claimed_bytes: int
@@ -115,7 +119,7 @@ class CountedBody:
         self._claimed_bytes, self._started_at = claimed_bytes, time.monotonic()
         self._received_bytes = self.held_bytes = 0
         self._is_complete = self._evicted = False
-        self._recent_bytes, self._faded_at = 0.0, self._started_at
+        self._recent_bytes, self._decayed_at = 0.0, self._started_at
         self._timeout: asyncio.Timeout | None = None
 
     async def __call__(self) -> Message:
@@ -138,13 +142,14 @@ class CountedBody:
         return self._count(message)
 
     def _count(self, message: Message) -> Message:
+        """Counts a message's bytes, and returns it. Raises RefusedRequest if a limit is exceeded."""
         size = len(message.get("body", b""))
         self._is_complete = self._is_complete or not message.get("more_body", False)
         self._received_bytes += size
         if self._received_bytes > self._rule.max_bytes:
             raise RefusedRequest(too_large_error(self._rule.max_bytes))
         if self._rule.in_memory:
-            self._fade(time.monotonic())
+            self._decay(time.monotonic())
             self._recent_bytes += size
             try:
                 self._memory.take(self, size, self._is_complete)
@@ -154,14 +159,14 @@ class CountedBody:
 
     def pace(self, now: float) -> float:
         """Returns the recent speed in bytes a second."""
-        self._fade(now)
+        self._decay(now)
         age = max(now - self._started_at, MIN_AGE_SECONDS)
         return self._recent_bytes / (PACE_SECONDS * -math.expm1(-age / PACE_SECONDS))
 
-    def _fade(self, now: float) -> None:
-        """Lowers the weight of the bytes that came before, by the time since the last call."""
-        self._recent_bytes *= math.exp((self._faded_at - now) / PACE_SECONDS)
-        self._faded_at = now
+    def _decay(self, now: float) -> None:
+        """Decays the weight of earlier bytes by the time since the last call."""
+        self._recent_bytes *= math.exp((self._decayed_at - now) / PACE_SECONDS)
+        self._decayed_at = now
 
     def evict(self) -> None:
         """Frees the body's memory, so that its request is refused."""
@@ -184,20 +189,20 @@ class Guard:
     Args:
         app: the application behind the guard.
         token: the bearer token. None: everybody may ask, and the application decides.
-        rule: returns the limit of a request's body.
-        max_held: the bytes of bodies that all requests together may have in memory.
+        rule_of: returns the limit of a request's body.
+        max_held_bytes: the bytes of bodies that all requests together may have in memory.
         limits: how long a body may take.
         access_log: whether requests are logged.
         open_paths: paths that need no token.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, rule: BodyRuleOf, max_held: int, limits: Limits, access_log: bool = True,
-        open_paths: Collection[str] = OPEN_PATHS,
+        self, app: ASGIApp, token: str | None, rule_of: BodyRuleOf, max_held_bytes: int, limits: Limits,
+        access_log: bool = True, open_paths: Collection[str] = OPEN_PATHS,
     ) -> None:  # fmt: skip
-        self._app, self._rule, self._limits, self._access_log = app, rule, limits, access_log
+        self._app, self._rule_of, self._limits, self._access_log = app, rule_of, limits, access_log
         self._open_paths = open_paths
-        self._memory = BodyMemory(max_held)
+        self._memory = BodyMemory(max_held_bytes)
         self._expected_header = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,7 +222,8 @@ class Guard:
                 # The route's pattern, never the path: names in a path are the caller's
                 pattern = getattr(scope.get("route"), "path", "-")
                 milliseconds = (time.monotonic() - started_at) * 1000
-                method = scope["method"] if scope["method"] in METHODS else "-"  # any other word is the caller's, too
+                # Any other word is the caller's, too
+                method = scope["method"] if scope["method"] in LOGGED_METHODS else "-"
                 log.info("%s %s %s %.0f ms", method, pattern, answer.status or "gone", milliseconds)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -227,7 +233,7 @@ class Guard:
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
             return
-        rule = self._rule(scope)
+        rule = self._rule_of(scope)
         claimed_length = headers.get(b"content-length", b"0")
         size = int(claimed_length[:20]) if claimed_length.isdigit() else 0
         if size > rule.max_bytes:

@@ -2,15 +2,16 @@
 
 If disk or memory is too small, the error suggests settings that fit.
 
-Rows are checked by the facts of the uploaded file (server/storage/training_rows.py). T numbers are trained of the N
-that the model has in training, adapters included, each in fp32:
+Rows are checked by the facts of the uploaded file (server/storage/training_rows.py). In training the model has N
+parameters, adapters included, and T of them are trained. All are counted in fp32:
 
     a checkpoint    4 T bytes of weights, and 8 T of Adam's two moments
     the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
                     for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
-                    for rows of the mean length. On a processor a step is made of parts (`tokens_at_once`),
-                    and the layers of a long row are computed again (`recomputed_layers` in trainer.py)
+                    for rows of the mean length. On a CPU a step is made of parts (`tokens_at_once`), and the layers of
+                    a long row are computed again in the backward pass (activation checkpointing,
+                    `recomputed_layers` in trainer.py)
 
 Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """
@@ -34,7 +35,8 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 FP32_BYTES, ADAM_MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
-MAX_KEPT_EXCESS = 1.5  # a part with more than this many times its token limit is computed again in the backward pass
+# A part with more tokens than this many times the limit computes its activations again in the backward pass
+MAX_TOKEN_LIMIT_FACTOR = 1.5
 LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -94,14 +96,14 @@ def _require_labels(model: ModelRecord, file_info: TrainingFileInfo, hyperparame
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Says what a fine-tune needs, in bytes.
+class ResourceNeeds:
+    """Holds the bytes of disk and memory that a fine-tune needs.
 
     Attributes:
-        checkpoint_bytes: of one checkpoint.
-        result_bytes: of the fine-tuned model.
+        checkpoint_bytes: the size of one checkpoint.
+        result_bytes: the size of the fine-tuned model.
         kept_checkpoints: how many checkpoints stay while another is written.
-        memory_bytes: of main memory, or of the GPU's; a lower bound.
+        memory_bytes: the main memory, or the GPU's, that is needed at least.
     """
 
     checkpoint_bytes: int
@@ -125,11 +127,11 @@ class LayerSizes:
     """Holds the sizes of one layer.
 
     Attributes:
-        weights: the number of its weights.
-        matrices: the sizes (in, out) of its matrices.
+        weight_count: the number of its weights.
+        matrices: the shapes of its matrices, as they are stored.
     """
 
-    weights: int
+    weight_count: int
     matrices: tuple[tuple[int, int], ...]
 
 
@@ -139,9 +141,9 @@ class ModelSizes:
 
     Attributes:
         layers: the sizes of each layer.
-        table_weights: the number of weights of the embedding table.
-        head_weights: the number of weights of a language model's own head and biases.
-        total_weights: the number of weights of all tensors.
+        table_weight_count: the number of weights of the embedding table.
+        head_weight_count: the number of weights of a language model's own head and biases.
+        total_weight_count: the number of weights of all tensors.
         stored_bytes: bytes of all tensors as they are stored.
         hidden_size: the dimensions of the hidden state.
         vocab_size: the number of tokens in the vocabulary.
@@ -149,9 +151,9 @@ class ModelSizes:
     """
 
     layers: tuple[LayerSizes, ...]
-    table_weights: int
-    head_weights: int
-    total_weights: int
+    table_weight_count: int
+    head_weight_count: int
+    total_weight_count: int
     stored_bytes: int
     hidden_size: int
     vocab_size: int
@@ -184,35 +186,37 @@ def _layer_sizes(tensors: Mapping[str, TensorRef]) -> LayerSizes:
     return LayerSizes(sum(prod(ref.shape) for ref in tensors.values()), matrices)
 
 
-def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float = 0.0) -> Needs:
+def needs_of(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float = 0.0) -> ResourceNeeds:
     """Returns the needs of a fine-tune.
 
     Args:
         model: the sizes of the model.
-        hyperparameters: what `for_layers` returned for this model.
+        hyperparameters: what `Hyperparameters.for_layers` returned for this model.
         mean_length: the mean number of tokens of a row; 0: it is not known.
     """
     is_causal = hyperparameters.task == "causal-lm"
     pooler_width = 0 if model.is_decoder else model.hidden_size
-    head_weights = model.head_weights if is_causal else model.hidden_size * (hyperparameters.num_labels + pooler_width)
-    total_weights = model.total_weights - model.head_weights + head_weights
+    head_weights = (
+        model.head_weight_count if is_causal else model.hidden_size * (hyperparameters.num_labels + pooler_width)
+    )
+    total_weights = model.total_weight_count - model.head_weight_count + head_weights
     adapter_weights, trained_weights = 0, total_weights
     if hyperparameters.chosen_method == "lora":
         adapted_stop = len(model.layers) - hyperparameters.full_last
         adapted = model.layers[hyperparameters.full_first : adapted_stop]
         adapter_weights = sum(hyperparameters.lora_rank * sum(sizes) for layer in adapted for sizes in layer.matrices)
         outer_weights = sum(
-            layer.weights
+            layer.weight_count
             for index, layer in enumerate(model.layers)
             if index < hyperparameters.full_first or index >= adapted_stop
         )
         trained_weights = adapter_weights + outer_weights + (0 if is_causal else head_weights)
         trained_weights += (
-            (model.table_weights + (head_weights if is_causal else 0)) if hyperparameters.train_tables else 0
+            (model.table_weight_count + (head_weights if is_causal else 0)) if hyperparameters.train_tables else 0
         )
     checkpoint_bytes = (FP32_BYTES + ADAM_MOMENTS_BYTES) * trained_weights + OTHER_FILES_BYTES
     weights_bytes = FP32_BYTES * (total_weights + adapter_weights) + (FP32_BYTES + ADAM_MOMENTS_BYTES) * trained_weights
-    return Needs(
+    return ResourceNeeds(
         checkpoint_bytes,
         model.stored_bytes + OTHER_FILES_BYTES,
         1 if hyperparameters.early_stopping is None else 2,
@@ -224,13 +228,13 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
     """Returns how many tokens of a step go through the model at once; None on a GPU, where all of them do.
 
     The activations that are kept may take MIN_ACTIVATION_BYTES, or a quarter of the weights if that is more. The number
-    depends on the model and the settings alone, so that the same training gives the same figures on every processor. A
-    row cannot be divided: one with up to MAX_KEPT_EXCESS times as many tokens keeps its activations all the same, since
-    computing them again takes time.
+    depends on the model and the settings alone, so that the same training gives the same figures on every CPU. A row
+    cannot be divided: one with up to MAX_TOKEN_LIMIT_FACTOR times as many tokens keeps its activations all the same,
+    since computing them again takes time.
     """
     if device.on_gpu():
         return None
-    allowed_bytes = max(MIN_ACTIVATION_BYTES, FP32_BYTES * model.total_weights // 4)
+    allowed_bytes = max(MIN_ACTIVATION_BYTES, FP32_BYTES * model.total_weight_count // 4)
     return max(1, int(allowed_bytes / _activation_bytes(model, hyperparameters)))
 
 
@@ -241,7 +245,7 @@ def _step_bytes(model: ModelSizes, hyperparameters: Hyperparameters, mean_length
     if limit is None:
         return int(tokens * _activation_bytes(model, hyperparameters))
     kept_bytes = min(tokens, max(limit, row_tokens)) * _activation_bytes(model, hyperparameters)
-    if row_tokens <= MAX_KEPT_EXCESS * limit:
+    if row_tokens <= MAX_TOKEN_LIMIT_FACTOR * limit:
         return int(kept_bytes)
     return int(min(kept_bytes, row_tokens * _activation_bytes(model, hyperparameters, is_recomputed=True)))
 
@@ -262,11 +266,11 @@ def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters, is_re
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-Estimate = Callable[[Hyperparameters], Needs]
+Estimate = Callable[[Hyperparameters], ResourceNeeds]
 
 
 def require_disk(estimate: Estimate, hyperparameters: Hyperparameters, free_bytes: int) -> None:
-    """Raises DiskFull, with both numbers and settings that would fit, if the disk is too small."""
+    """Raises DiskFull if the disk is too small, with the bytes needed, the bytes free, and settings that fit."""
     needs = estimate(hyperparameters)
     if needs.disk_bytes <= free_bytes:
         return
@@ -280,7 +284,10 @@ def require_disk(estimate: Estimate, hyperparameters: Hyperparameters, free_byte
 
 
 def require_memory(estimate: Estimate, hyperparameters: Hyperparameters, free_bytes: int | None) -> None:
-    """Raises MemoryShort, with both numbers and settings that would fit. `free_bytes` is None if it is not known."""
+    """Raises MemoryShort if memory is too small, with the bytes needed, the bytes free, and settings that fit.
+
+    Nothing is raised if `free_bytes` is None: how many bytes are free is not known.
+    """
     needs = estimate(hyperparameters)
     if free_bytes is None or needs.memory_bytes <= free_bytes:
         return
@@ -292,8 +299,9 @@ def require_memory(estimate: Estimate, hyperparameters: Hyperparameters, free_by
 
 
 def _hint(
-    estimate: Estimate, hyperparameters: Hyperparameters, needed_bytes: Callable[[Needs], int], free_bytes: int
+    estimate: Estimate, hyperparameters: Hyperparameters, needed_bytes: Callable[[ResourceNeeds], int], free_bytes: int
 ) -> str:
+    """Returns the first of ever smaller settings that fit, as advice, or that none does."""
     shortfall = f"free {size_text(needed_bytes(estimate(hyperparameters)) - free_bytes)} there"
     for changes, size in _smaller_settings(lambda changed: needed_bytes(estimate(changed)), hyperparameters):
         if size <= free_bytes:
@@ -324,6 +332,7 @@ def _smaller_settings(
 
 
 def _needs_less(name: str, value: Any, hyperparameters: Hyperparameters) -> bool:
+    """Returns whether a setting with this value needs less than the present one."""
     current: Any = hyperparameters.chosen_method if name == "method" else getattr(hyperparameters, name)
     return current != value and (not isinstance(value, int) or isinstance(value, bool) or current > value)
 

@@ -28,7 +28,14 @@ from milkglass.server.jobs.folder import (
     usable_checkpoints,
     write_event,
 )
-from milkglass.server.jobs.needs import ModelSizes, Needs, needs_of, require_disk, require_memory, require_rows_fit
+from milkglass.server.jobs.needs import (
+    ModelSizes,
+    ResourceNeeds,
+    needs_of,
+    require_disk,
+    require_memory,
+    require_rows_fit,
+)
 from milkglass.server.jobs.worker import Worker
 from milkglass.server.logs import place_of
 from milkglass.server.random_ids import new_id
@@ -143,7 +150,7 @@ class Jobs:
         mean_length = rows.tokens / max(1, rows.rows) if rows else 0.0
         total_memory = device.memory_bytes(only_free=False) or memory_bytes(only_available=False)
 
-        def estimate(settings: Hyperparameters) -> Needs:
+        def estimate(settings: Hyperparameters) -> ResourceNeeds:
             return needs_of(sizes, settings.for_layers(len(sizes.layers)), mean_length)
 
         unfinished = [job.id for job in self._store.jobs.all() if not job.has_ended or job.id == resumed_job]

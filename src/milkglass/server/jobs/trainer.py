@@ -36,7 +36,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs.folder import all_checkpoints, checkpoint_to_resume, usable_checkpoints, write_event
-from milkglass.server.jobs.needs import MAX_KEPT_EXCESS, size_text
+from milkglass.server.jobs.needs import MAX_TOKEN_LIMIT_FACTOR, size_text
 from milkglass.server.settings import FULL_DISK_ERRNOS, disk_full_error
 from milkglass.server.spec import COMPLETE_MARK, IGNORED_LABEL, RESERVE_FILE, WEIGHTS_ONLY_MARK
 from milkglass.system import trim_memory
@@ -198,7 +198,7 @@ class CheckpointTrainer(Trainer):
     def _memory_for(self, model: nn.Module, part: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
         """Returns `recomputed_layers` for a part that has many more tokens than the limit, else nothing to enter."""
         assert self._token_limit is not None
-        if part["input_ids"].numel() > MAX_KEPT_EXCESS * self._token_limit:
+        if part["input_ids"].numel() > MAX_TOKEN_LIMIT_FACTOR * self._token_limit:
             return recomputed_layers(model)
         return nullcontext()
 

@@ -95,7 +95,7 @@ def create_app(
     def rule(scope: Scope) -> BodyRule:
         return BodyRule(MAX_BODY_BYTES if scope["path"] in (CHALLENGE_PATH, RELEASE_PATH) else 0)
 
-    app.add_middleware(Guard, token=bearer_token, rule=rule, max_held=16 * MAX_BODY_BYTES, limits=Limits())
+    app.add_middleware(Guard, token=bearer_token, rule_of=rule, max_held_bytes=16 * MAX_BODY_BYTES, limits=Limits())
     return app
 
 

@@ -1,4 +1,4 @@
-"""Writes configurations for other trainers (TRL, Axolotl, LLaMA-Factory), which train all weights on scrambled rows.
+"""Makes the configurations with which other trainers (TRL, Axolotl, LLaMA-Factory) train all weights on scrambled rows.
 
 The trainers use what `milkglass export --for transformers` and `milkglass encode --layout` wrote: a model with an
 opaque tokenizer, and rows that need none. The rates are from ObfusLM's appendix C.3. Adapters are not used, because the
@@ -42,7 +42,7 @@ class TrainerSettings:
         batch_size: the rows of a step on each device.
         learning_rate: the largest rate of the schedule.
         max_length: the most tokens of a row; longer rows are cut.
-        uses_cpu: whether the trainer's machine has no GPU. TRL's processes would wait for one forever.
+        uses_cpu: whether training runs on the CPU. Without it, TRL's processes wait forever on a machine without a GPU.
     """
 
     model: Path
@@ -54,7 +54,7 @@ class TrainerSettings:
     max_length: int = 512
     uses_cpu: bool = False
 
-    def check(self, trainer: str) -> None:
+    def require_fit(self, trainer: str) -> None:
         """Raises UsageError for a model or rows that are not scrambled, or that the trainer could not read."""
         if not (self.model / TOKENIZER).is_file():
             raise UsageError(
@@ -70,13 +70,13 @@ class TrainerSettings:
         if not self.rows.exists() or is_folder != (trainer == "llamafactory"):
             expected = "a folder of --layout datasets" if trainer == "llamafactory" else "a .parquet or .jsonl file"
             raise UsageError(f"{trainer} reads {expected}, {self.rows} is none", "write it with `milkglass encode`")
-        has_list_by_column = _columns_of(self.rows)
-        if not {"input_ids", "labels"} <= set(has_list_by_column) <= ROW_COLUMNS:
+        holds_lists = _columns_of(self.rows)
+        if not {"input_ids", "labels"} <= set(holds_lists) <= ROW_COLUMNS:
             raise UsageError(
                 f"{self.rows} holds other columns than ids and labels, so nothing says that it is scrambled",
                 "write it with `milkglass encode --in DATA --out FILE.parquet`",
             )
-        if not has_list_by_column["labels"]:
+        if not holds_lists["labels"]:
             raise UsageError(
                 f"{self.rows} has one label a row, and this configuration trains models that write",
                 "train a classifier with `milkglass finetune`",
@@ -84,9 +84,9 @@ class TrainerSettings:
 
 
 def _columns_of(rows: Path) -> dict[str, bool]:
-    """Returns the columns of a rows file, of JSON Lines those of the first row, and whether each holds lists.
+    """Returns whether each column of a file of rows holds lists, by the column's name.
 
-    It is empty for a file that cannot be read.
+    Of JSON Lines only the first row is read. The result is empty for a file that cannot be read.
     """
     try:
         if rows.is_dir():
@@ -103,7 +103,7 @@ def _columns_of(rows: Path) -> dict[str, bool]:
     return {column.name: pa.types.is_list(column.type) for column in schema}
 
 
-def configuration(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
+def trainer_config(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
     """Returns the fields of a trainer's YAML. Raises UsageError if `trainer` is not a key of RUN_COMMANDS."""
     if trainer not in RUN_COMMANDS:
         raise UsageError(f"there is no trainer {trainer!r}", f"there are: {', '.join(RUN_COMMANDS)}")
