@@ -31,7 +31,7 @@ from milkglass import files
 from milkglass.client.alone import LinearModel, Rows
 from milkglass.experiments import data_refs
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "alone.json"
 # The data, the rows to train with, and those to ask about: so many that the best of 84 settings is not the luckiest
@@ -94,7 +94,7 @@ def measured(data: Path, name: str, trained: int, count: int, seed: int) -> dict
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", ConvergenceWarning)
-    made, figures = current_code(), list[ResultRecord]()
+    made, figures = code_version(), list[ResultRecord]()
     for title, (name, trained, count) in SETS.items():
         each = [measured(Path(sys.argv[1]), name, trained, count, seed) for seed in SEEDS]
         for variant in ("ours", "best of the grid", "chosen of the grid"):

@@ -34,7 +34,7 @@ from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.undisturbed import Undisturbed
 from milkglass.experiments.recipe import CUT_REASON
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -202,7 +202,7 @@ def main(words: Sequence[str]) -> None:
     base = Checkpoint.open(resolve(given.model))
     texts = [one.text for one in read_texts(DataFile(given.rows))][: given.count]
     chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
-    made, started, figures = current_code(), time.monotonic(), list[ResultRecord]()
+    made, started, figures = code_version(), time.monotonic(), list[ResultRecord]()
     for name in chosen:
         of_defence = list[ResultRecord]()
         for record in audits(base, defences()[name], texts, given.attacks.split(","), given.work, given.seed):

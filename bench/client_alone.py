@@ -18,7 +18,7 @@ from milkglass.experiments.kinds.comparison import trial_data
 from milkglass.experiments.procedures.trials import LINEAR_MODEL, client_alone_figures, fit_own_model
 from milkglass.experiments.recipe import read_settings
 from milkglass.experiments.record import CLIENT_ALONE, ResultRecord, make_records
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 OUT = RECIPES / "results" / "client_alone.json"
@@ -31,7 +31,7 @@ SETS = (
 
 
 def main(data: Path) -> None:
-    made, started, figures = current_code(), time.monotonic(), list[ResultRecord]()
+    made, started, figures = code_version(), time.monotonic(), list[ResultRecord]()
     for recipe, name in SETS:
         raw = read_settings(RECIPES / f"{recipe}.toml")
         seed = raw["seeds"][0]

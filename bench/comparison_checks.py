@@ -36,7 +36,7 @@ from milkglass import files
 from milkglass.compare import kept_model
 from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import read_examples
 from milkglass.system import exit_on_sigterm
@@ -165,7 +165,7 @@ class Checks:
 
     def __init__(self, out: Path, settings: dict[str, Any]) -> None:
         self._out, self._figures = out, list[ResultRecord]()
-        self._head = {"recipe": "comparison_checks", **settings, "made": current_code()}
+        self._head = {"recipe": "comparison_checks", **settings, "made": code_version()}
         self.faults = list[str]()
 
     def add(self, variant: str, measure: str, value: float) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from milkglass import files
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "comparisons.json"
 READ_MEASURES = {"content": "content read", "names": "names read", "numbers": "numbers read"}
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> None:
             "model": comparison["model"], "rows": comparison["rows"], "held out": comparison["held_out"],
             "seconds": round(comparison["seconds"]),
         }  # fmt: skip
-    document: dict[str, Any] = {"recipe": "comparisons", "made": current_code(), "comparisons": sources}
+    document: dict[str, Any] = {"recipe": "comparisons", "made": code_version(), "comparisons": sources}
     document["figures"] = [record.to_json() for record in figures]
     files.write(given.out, json.dumps(document, indent=1) + "\n")
 

@@ -46,7 +46,7 @@ from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.defences.obfuscated_tables import public_codec
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.metrics.interval import Interval, resample
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -172,7 +172,7 @@ def about(given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     given = arguments()
-    by = current_code()  # of the code that runs, whatever is committed meanwhile
+    by = code_version()  # of the code that runs, whatever is committed meanwhile
     figures: Figures = {}
 
     def tell(name: str, value: Figure) -> None:

@@ -50,7 +50,7 @@ from milkglass.engines.engine import IdsRequest
 from milkglass.engines.upstream import Upstream
 from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord, read_records
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.lab import audit_defence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -285,7 +285,7 @@ def main() -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     about = {
-        "made": current_code(), "gpu": gpu, "cores": os.cpu_count(),
+        "made": code_version(), "gpu": gpu, "cores": os.cpu_count(),
         "torch": torch.__version__, "shape": asked.shape,
     }  # fmt: skip
     figures, failed = Figures(asked.out / "gpu.json", about), 0

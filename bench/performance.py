@@ -38,7 +38,7 @@ from frame.machine import described  # noqa: E402
 from frame.result import listed  # noqa: E402
 from parts import NAMES  # noqa: E402
 
-from milkglass.experiments.runs import current_code  # noqa: E402
+from milkglass.experiments.runs import code_version  # noqa: E402
 
 RESULT = Path(__file__).parents[1] / "recipes" / "results" / "performance.json"
 
@@ -49,7 +49,7 @@ def measured(name: str, quick: bool) -> list[Figure | Curve]:
 
 def run(names: list[str], quick: bool) -> tuple[dict[str, Any], list[str]]:
     """The result, and the parts that failed."""
-    by = current_code()  # of the code that runs, whatever changes meanwhile
+    by = code_version()  # of the code that runs, whatever changes meanwhile
     load, began = os.getloadavg()[0], time.perf_counter()
     figures, curves, spent, failed = dict[str, Any](), list[Any](), dict[str, float](), list[str]()
     for name in names:
@@ -119,7 +119,7 @@ def why_unwritten(names: list[str], quick: bool) -> str | None:
         return "sizes are small (--quick), and their figures are not to be compared with the page's"
     if len(names) < len(NAMES):
         return "not all parts are measured (--only)"
-    commit = current_code()["commit"]
+    commit = code_version()["commit"]
     if not commit or commit.endswith("+"):
         return "the code is no commit's: commit first, or give --json FILE for the figures alone"
     return None

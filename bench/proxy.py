@@ -173,9 +173,9 @@ def main() -> None:
             process.terminate()
             process.join()
     if asked.json:
-        from milkglass.experiments.runs import current_code
+        from milkglass.experiments.runs import code_version
 
-        asked.json.write_text(json.dumps({**result, "machine": platform.machine(), **current_code()}, indent=1) + "\n")
+        asked.json.write_text(json.dumps({**result, "machine": platform.machine(), **code_version()}, indent=1) + "\n")
 
 
 def processor(pids: list[int]) -> float:

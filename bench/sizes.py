@@ -35,7 +35,7 @@ from milkglass.attest.passthrough import QUIET_HEADER
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.audit.records import EncryptedAnswers
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.models.resolve import resolve
 from milkglass.sequences import Sequences
 from milkglass.server.process import WebServer
@@ -321,7 +321,7 @@ def main(folder: Path) -> None:
         np.array([len(json.dumps(token, ensure_ascii=False).encode()) - 2 for token in one["tokens"]], np.int64)
         for one in answers
     )
-    made, figures = current_code(), list[ResultRecord]()
+    made, figures = code_version(), list[ResultRecord]()
     for name, quiet in (("streamed", None), ("whole", "whole"), ("slots", "slots")):
         records, took = asyncio.run(recorded(answers, folder, quiet))
         answered = EncryptedAnswers(records, topics, token_lengths=lengths, question_numbers=questions)

@@ -28,7 +28,7 @@ import torch
 from frame.result import listed
 
 from milkglass.attacks.hidden_states.span_membership import SpanMembership, SpanReader
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.models.resolve import resolve
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    made, began = current_code(), time.process_time()
+    made, began = code_version(), time.process_time()
     rows = [int(one) for one in options.rows.split(",")]
     texts = [one.text for one in examples_of(options.texts, 400)]
     figures: dict[str, Figure] = {}

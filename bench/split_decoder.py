@@ -51,7 +51,7 @@ from milkglass.enclave.budget import RowPolicy
 from milkglass.enclave.enclave import Enclave
 from milkglass.enclave.package import TablePackage
 from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_candidate_lists
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
 from milkglass.models.resolve import resolve
@@ -277,7 +277,7 @@ def main() -> None:
         layers = options.layers or SHAPES[options.shape]["num_hidden_layers"]
         about = f"random:{options.shape}, {layers} layers"
         model = str(of_shape(options.work, options.model, options.shape, layers))
-    by, load = current_code(), os.getloadavg()[0]  # of the code that runs, whatever is committed meanwhile
+    by, load = code_version(), os.getloadavg()[0]  # of the code that runs, whatever is committed meanwhile
     with tempfile.TemporaryDirectory() as home:
         process, url, token = started(model, Path(home))
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 
 
 def listed(figures: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def show(
     """
     seconds = round(time.monotonic() - started)
     text = json.dumps(
-        {"recipe": recipe, **about, "made": current_code(), "seconds": seconds, "figures": listed(figures)}, indent=1
+        {"recipe": recipe, **about, "made": code_version(), "seconds": seconds, "figures": listed(figures)}, indent=1
     )
     print(text)
     if out is not None:

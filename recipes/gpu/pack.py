@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from milkglass.errors import MilkglassError, UsageError
-from milkglass.experiments.runs import current_code
+from milkglass.experiments.runs import code_version
 from milkglass.models.resolve import EMBEDDED, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def contents(staged: Path, asked: argparse.Namespace) -> Iterator[tuple[str, Pat
 
 def packed(asked: argparse.Namespace) -> None:
     """Writes the pack. Raises UsageError if the checkout is changed, or something is missing."""
-    commit = current_code()["commit"]
+    commit = code_version()["commit"]
     if not commit or commit.endswith("+"):
         raise UsageError("this checkout is changed, or is none of git", "commit it: results name their commit")
     if asked.out.exists():

@@ -36,7 +36,7 @@ from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.needs import GB, RecipeNeeds
 from milkglass.experiments.recipe import QUICK_SUFFIX, Recipe, from_entries, read_settings
 from milkglass.experiments.reproduce import RECIPE_CLASSES, reproduce
-from milkglass.experiments.runs import RunFolder, commits_of, current_code
+from milkglass.experiments.runs import RunContext, code_version, commits_of
 
 ROOT = Path(__file__).parents[2]
 PIECE_MINUTES = 8.0  # of a piece
@@ -324,7 +324,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
         assert isinstance(read, ComparisonRecipe)
         key = read.cell_keys[int(cell)]
         with system.exit_on_sigterm():
-            CellTrainer.of(read, data, [key]).train(key, RunFolder(data, out, system.core_count(), say, cache))
+            CellTrainer.of(read, data, [key]).train(key, RunContext(data, out, system.core_count(), say, cache))
         return
     with system.exit_on_sigterm():
         run, shared = out / "runs" / result_name(recipe), cache if read.is_cacheable else None
@@ -335,7 +335,7 @@ def piece(recipe: str, cell: str, data: Path, out: Path, at_once: int) -> None:
 
 def clean_commit() -> str:
     """Returns the commit of this checkout. Raises UsageError if there is none, or something was changed."""
-    commit = current_code()["commit"]
+    commit = code_version()["commit"]
     if not commit or commit.endswith("+"):
         why = "is changed" if commit else "is no checkout of git"
         raise UsageError(f"{ROOT} {why}: its results could not name their code", "commit it, or run a clean checkout")

@@ -29,7 +29,7 @@ from milkglass.cli.main import app
 from milkglass.cli.obfuscate import _scheme_parameters
 from milkglass.client.alone import LinearModel
 from milkglass.client.key.scheme import scheme_for
-from milkglass.compare import attackers, kept_model
+from milkglass.compare import kept_model, readings
 from milkglass.compare import run as run_module
 from milkglass.compare import ways as ways_module
 from milkglass.compare.prepare import halves_options
@@ -359,7 +359,7 @@ def test_a_way_that_shows_numbers_does_not_hide_the_text() -> None:
 def test_a_package_s_way_with_nothing_sent_counts_for_ways_before_it(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 200))), None, 3)
-    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     right = np.asarray(own.held_out.labels)
     answers = {name: np.where(np.arange(len(right)) < share * len(right), right, 1 - right) for name, share in
                (("linear", 0.6), ("plain", 0.85), ("mine", 0.95))}  # fmt: skip
@@ -367,7 +367,7 @@ def test_a_package_s_way_with_nothing_sent_counts_for_ways_before_it(tmp_path: P
         replace(way(name, group, 0.0), quality=quality_of(own, answers[name]), above=None)
         for name, group in (("linear", "nothing is sent"), ("plain", "sent as it is"), ("mine", "nothing is sent"))
     ]
-    run = _Run(setting, tmp_path, TimeLimits(), [], print)
+    run = _Run(settings, tmp_path, TimeLimits(), [], print)
     merged = run.with_earlier(results, answers)
     plain = next(one for one in merged if one.name == "plain")
     assert plain.above is not None and plain.above.value < 0
@@ -415,14 +415,14 @@ def test_every_way_is_compared_with_the_commonest_class(tmp_path: Path) -> None:
     """A way that sends may beat it where the best with nothing sent does not; the number of ways is counted."""
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
-    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     truth = np.asarray(own.held_out.labels)
     useless, good = 1 - truth, np.where(np.arange(len(truth)) % 8 == 0, 1 - truth, truth)
-    alone, both = (_over_commonest(setting, answers) for answers in ([good], [useless, good]))
+    alone, both = (_over_commonest(settings, answers) for answers in ([good], [useless, good]))
     assert alone is not None and both is not None and both.value == alone.value > 0.2
     assert both.p_value == pytest.approx(2 * alone.p_value) and both.p_value < 0.05
-    nothing = _over_commonest(setting, [useless])
-    assert nothing is not None and nothing.value < 0 and _over_commonest(setting, []) is None
+    nothing = _over_commonest(settings, [useless])
+    assert nothing is not None and nothing.value < 0 and _over_commonest(settings, []) is None
 
 
 def test_the_page_has_the_command_that_tries_a_larger_model(tmp_path: Path) -> None:
@@ -440,20 +440,20 @@ def test_a_smaller_model_at_home_that_is_as_good_is_named(tmp_path: Path) -> Non
     """The best is the one with the most right answers; one that is not told from it may be preferred."""
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
-    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     linear, encoder = way("linear", "nothing is sent", 0.7), way("encoder", "nothing is sent", 0.72)
     plain = way("plain", "sent as it is", 0.7, -0.02, 1.0)
     found = ComparisonResult("a model", "classification", "accuracy", 1, 1, 1, 2, (linear, encoder, plain))
     truth = np.asarray(own.held_out.labels)
     nearly, useless = np.where(np.arange(len(truth)) < 2, 1 - truth, truth), 1 - truth
     for answers, expected in ((nearly, ("linear",)), (useless, ())):
-        smaller = _smaller_ways(setting, found, {"encoder": truth, "linear": answers})
+        smaller = _smaller_ways(settings, found, {"encoder": truth, "linear": answers})
         assert smaller == expected
         sentence = "The way linear is smaller, and not told from it in these rows."
         assert (sentence in verdict(replace(found, smaller_ways=smaller))) == bool(expected)
     best_linear = replace(linear, quality=Interval(0.9, 0.8, 0.95, 90))
     best_is_smallest = replace(found, ways=(best_linear, encoder))
-    assert _smaller_ways(setting, best_is_smallest, {"linear": truth, "encoder": nearly}) == ()
+    assert _smaller_ways(settings, best_is_smallest, {"linear": truth, "encoder": nearly}) == ()
 
 
 def test_only_the_kept_model_has_the_command_that_uses_it(tmp_path: Path) -> None:
@@ -713,9 +713,9 @@ def test_obfuscate_makes_the_key_that_was_attacked(family: str, tmp_path: Path) 
         options = command.make_context("obfuscate", words[2:]).params
         parameters = _scheme_parameters(options["scheme"] or "obfuslm", options["assignments"] or [], {})
         asked = scheme_for(base, options["scheme"] or "obfuslm", **parameters)
-        setting: Any = SimpleNamespace(base=base)
+        settings: Any = SimpleNamespace(base=base)
         assert isinstance(way, DefenceWay)
-        defence = way.defence(setting)
+        defence = way.defence(settings)
         assert isinstance(defence, TableDefence) and asked.document() == defence.scheme.document(), way.name
         named.append(way.name)
     assert {"obfuslm", "orthogonal", "coarse-16", "coarse-64"} <= {*named}
@@ -731,10 +731,10 @@ def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(t
             "model": "m", "rows": "r", "task": option, "kept": "k", "text": "t", "halves": "",
             "compare": "milkglass compare",
         }  # fmt: skip
-        setting = ComparisonSettings(
+        settings = ComparisonSettings(
             "bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print, commands=commands
         )
-        named = {name: _with_command(way(name, WAYS[name].group, 0.5), {}, setting).command for name in WAYS}
+        named = {name: _with_command(way(name, WAYS[name].group, 0.5), {}, settings).command for name in WAYS}
         assert named["coarse-16"].endswith("--data r" + option) and named["coarse-64"].endswith("--data r" + option)
         assert (WAYS["cape"].task_refusal(task) is None) == (task == "classification")
         assert (WAYS["cape"] in choose_ways([], False, False, task, base)) == (task == "classification")
@@ -748,12 +748,12 @@ def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path)
     scene = scene_of(base, client, server, texts, {})
     tokens = scene.truth.tokens.ids
     none, all_right = np.full_like(tokens, NO_BELIEF), tokens
-    for readings, share in (([none], 0.0), ([none, all_right], 1.0), ([all_right, none], 1.0)):
-        masks = attackers._masks(scene, client, texts, readings)
+    for attack_readings, share in (([none], 0.0), ([none, all_right], 1.0), ([all_right, none], 1.0)):
+        masks = readings._masks(scene, client, texts, attack_readings)
         assert masks["masks guessed"] == share and 0 <= masks["names left"] < 1
-    assert "masks guessed" not in attackers._masks(scene, client, texts, [])
-    assert attackers._masks_in_words(masks, True)[-1].startswith("100.0 %")
-    assert attackers._masks_in_words({**masks, "masks guessed": 0.0459}, True)[-1].startswith("at least 4.5 %")
+    assert "masks guessed" not in readings._masks(scene, client, texts, [])
+    assert readings._masks_in_words(masks, True)[-1].startswith("100.0 %")
+    assert readings._masks_in_words({**masks, "masks guessed": 0.0459}, True)[-1].startswith("at least 4.5 %")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -868,15 +868,15 @@ def test_a_masked_way_says_that_texts_are_not_english(tmp_path: Path) -> None:
     for text, is_noticed in (("die Wunde ist wieder offen", True), ("the wound is open again", False)):
         data = written(tmp_path / "rows.jsonl", [{**row, "text": f"{text} {i}"} for i, row in enumerate(rows(0, 100))])
         own = ComparisonRows.read(DataFile(data), None, 3)
-        setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
-        assert any("English" in note for note in masked._language_notes(setting)) is is_noticed
+        settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+        assert any("English" in note for note in masked._language_notes(settings)) is is_noticed
 
 
 def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
-    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
-    run = _Run(setting, tmp_path, TimeLimits(100.0), [], print)
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    run = _Run(settings, tmp_path, TimeLimits(100.0), [], print)
     trained = [WAYS["masked"], WAYS["obfuslm"], WAYS["plain"], WAYS["confidential"]]
     assert run._training_cost(WAYS["masked"]) == 0 and math.isnan(run.seconds_left(trained))
     run._training_seconds.append(20.0)
@@ -886,7 +886,7 @@ def test_a_budget_is_shared_by_ways_that_are_trained(tmp_path: Path) -> None:
     run._started -= 90
     assert run._attack_time(trained) == MAX_SHARE_OVER * 100
     assert TimeLimits(1e4).at_most(MIN_ATTACK_SECONDS) == MIN_ATTACK_SECONDS
-    begun_earlier = _Run(setting, tmp_path, TimeLimits(100.0, started=time.monotonic() - 99), [], print)
+    begun_earlier = _Run(settings, tmp_path, TimeLimits(100.0, started=time.monotonic() - 99), [], print)
     assert begun_earlier.elapsed_seconds() == pytest.approx(99, abs=1), "reading the rows counts"
     assert run.seconds_left(trained) == pytest.approx(10, abs=1), "never more than the budget leaves"
 
@@ -896,17 +896,17 @@ def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_laye
 ) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
-    setting = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     large, small = WAYS["large-encoder"], WAYS["encoder"]
-    assert isinstance(large, EncoderWay) and small.work(setting) == 1
+    assert isinstance(large, EncoderWay) and small.work(settings) == 1
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
-    reason = large.refusal(setting)
+    reason = large.refusal(settings)
     assert reason is not None and "milkglass models demo:mpnet" in reason
-    assert large.work(setting) == 0 and not (tmp_path / "cache").exists(), "an estimate fetches no model"
-    assert replace(large, model="demo:minilm").work(setting) > 100, "a tiny model has thousands of weights"
+    assert large.work(settings) == 0 and not (tmp_path / "cache").exists(), "an estimate fetches no model"
+    assert replace(large, model="demo:minilm").work(settings) > 100, "a tiny model has thousands of weights"
     own_size = replace(large, size=range(1, 10**6))
-    assert own_size.refusal(setting) is None and own_size.base(setting) is base
-    decoder = replace(setting, base=Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2")))
+    assert own_size.refusal(settings) is None and own_size.base(settings) is base
+    decoder = replace(settings, base=Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2")))
     assert own_size.refusal(decoder) == reason, "a decoder of that size is no encoder"
     assert (
         WAYS["alone"].refusal(decoder) is None
@@ -1050,7 +1050,7 @@ def read_by(attack: Any, folder: Path, **options: Any) -> Reading:
     )
     cell: Any = SimpleNamespace(name="x", client=client, server=server)
     attacks = {"tfa": ATTACKS["tfa"], "channel": attack}
-    return attackers.reading_of(settings, cell, [], Budget.of_work(60), folder / "work", attacks=attacks, **options)
+    return readings.attack_halves(settings, cell, [], Budget.of_work(60), folder / "work", attacks=attacks, **options)
 
 
 def test_an_attack_that_failed_is_named_and_its_way_is_read_at_least_so_far(tmp_path: Path) -> None:
@@ -1332,7 +1332,7 @@ def test_a_comparison_loads_no_code_that_its_digest_leaves_out() -> None:
     """But for the pages, what is left out decides no figure if nothing of it is loaded."""
     loaded = "import milkglass.compare.run, milkglass.compare.prepare, sys; print(*sys.modules)"
     process = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
-    folders = [one.replace("/", ".") for one in attackers.WITHOUT_FIGURES if not one.endswith("report")]
+    folders = [one.replace("/", ".") for one in readings.FOLDERS_WITHOUT_FIGURES if not one.endswith("report")]
     prefixes = tuple(f"milkglass.{folder}." for folder in folders)
     assert [name for name in process.stdout.split() if f"{name}.".startswith(prefixes)] == []
 
@@ -1340,16 +1340,16 @@ def test_a_comparison_loads_no_code_that_its_digest_leaves_out() -> None:
 @pytest.mark.slow
 def test_results_of_other_code_are_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade may mend a way or an attack: its page must not show what earlier attacks read."""
-    package = Path(attackers.__file__).parents[1]
-    assert all((package / folder).is_dir() for folder in attackers.WITHOUT_FIGURES)
+    package = Path(readings.__file__).parents[1]
+    assert all((package / folder).is_dir() for folder in readings.FOLDERS_WITHOUT_FIGURES)
     model, data = tiny.save("bert", tmp_path / "bert"), written(tmp_path / "rows.jsonl", rows(0, 300))
     run = ("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,linear", "--json")
     assert "Taken over" not in str(document(call(*run))["notes"])
     assert "Taken over" in str(document(call(*run))["notes"])
     with monkeypatch.context() as patched:
-        patched.setattr(attackers, "_package_versions", lambda: b"an upgraded library")
+        patched.setattr(readings, "_package_versions", lambda: b"an upgraded library")
         assert "Taken over" not in str(document(call(*run))["notes"])
-    monkeypatch.setattr(attackers, "source_digest", lambda label, excluded: "of other code")
+    monkeypatch.setattr(readings, "source_digest", lambda label, excluded: "of other code")
     assert "Taken over" not in str(document(call(*run))["notes"])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.attacks.token_ids.decipherment.reader import tokenizer_of
-from milkglass.compare import attackers
+from milkglass.compare.readings import attack_halves
 from milkglass.compare.result import Reading
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.ways import ComparisonSettings, without_memory
@@ -56,10 +56,10 @@ def reading(spans: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode
     monkeypatch.setattr(masking, "private_spans", spans)
     base = Checkpoint.open(resolve(model))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows())), None, 0)
-    setting = ComparisonSettings(model, base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
+    settings = ComparisonSettings(model, base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     client, server = MaskedText().split(base, None, SECRET, tmp_path / "server")
     cell = TrainedHalves("cell", {}, {}, "", np.empty((0, 0), np.float32), client, server, server)
-    return attackers.reading_of(setting, cell, [], Budget.of_work(600), tmp_path / "work", attacks=CHOSEN)
+    return attack_halves(settings, cell, [], Budget.of_work(600), tmp_path / "work", attacks=CHOSEN)
 
 
 def test_text_in_which_nothing_is_masked_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

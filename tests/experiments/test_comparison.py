@@ -33,13 +33,13 @@ from milkglass.experiments.procedures.trials import (
     _write_rows,
     cell_folder,
     count_seconds,
-    secret_of,
+    seeded_secret,
     stored_seconds,
     train_cell,
 )
 from milkglass.experiments.record import POOLED_SUFFIX, make_records, numbers_by_name
 from milkglass.experiments.reproduce import reproduce
-from milkglass.experiments.runs import RunFolder, pack_answers, unpack_answers
+from milkglass.experiments.runs import RunContext, pack_answers, unpack_answers
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.metrics.interval import Interval
@@ -362,7 +362,7 @@ def test_other_settings_need_another_folder(done: tuple[Path, dict[str, Any]], r
 def test_what_the_server_trains_on_is_what_the_client_sends(recipe: Path, data: Path, tmp_path: Path) -> None:
     base = Checkpoint.open(recipe.parent / "model")
     rows = LabelledTexts(tiny.TEXTS, [0, 1, 0, 1])
-    client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, secret_of(1), tmp_path / "server")
+    client, _ = defence_of({"k": 4, "beta": 0.9}).split(base, rows, seeded_secret(1), tmp_path / "server")
     assert isinstance(client, TokenClient)
     _write_rows(client, rows, rows.labels, "classification", tmp_path / "rows.safetensors")
     (sent,) = client.send(rows.texts)
@@ -535,7 +535,7 @@ def test_a_text_is_sent_alike_whatever_is_sent_beside_it(recipe: Path, data: Pat
             {"sanitizer": "custext", "epsilon": 1.0, "k": 3, "words": "words.txt"},
         )
     ):
-        client, _ = defence_of(entry, data).split(base, None, secret_of(1), tmp_path / str(number))
+        client, _ = defence_of(entry, data).split(base, None, seeded_secret(1), tmp_path / str(number))
         (alone,), (beside,) = client.send(tiny.TEXTS[1:2]), client.send(tiny.TEXTS)
         assert isinstance(alone, Tokens) and isinstance(beside, Tokens)
         assert np.array_equal(list(alone.ids)[0], list(beside.ids)[1])
@@ -551,7 +551,7 @@ def test_two_encoders_at_once_are_the_two_alone(recipe: Path, tmp_path: Path) ->
         folder = tmp_path / place[0]
         layer = {} if place[1] == "cape" else {"layer": 1}
         defence = defence_of({"encoder": place[1], "training": short, **layer})
-        _, server = defence.split(base, rows, secret_of(1), folder)
+        _, server = defence.split(base, rows, seeded_secret(1), folder)
         return (server.folder / "model.safetensors").read_bytes()
 
     alone = [weights(one) for one in (("a", "cape"), ("b", "textobfuscator"))]
@@ -599,5 +599,5 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     path = tmp_path / "small.toml"
     path.write_text(RECIPE.replace(*change).replace("MODEL", str(recipe.parent / "model")), "utf-8")
     with pytest.raises(UsageError, match=match):
-        ComparisonRecipe.read(path).measure(RunFolder(data, tmp_path / "run", 1))
+        ComparisonRecipe.read(path).measure(RunContext(data, tmp_path / "run", 1))
     assert not (tmp_path / "run").exists()

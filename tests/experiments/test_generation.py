@@ -31,7 +31,7 @@ from milkglass.experiments.kinds.generation import (
     row_losses,
 )
 from milkglass.experiments.record import numbers_by_name
-from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_key, unpack_answers
+from milkglass.experiments.runs import RunContext, TrainedVariant, pack_answers, seeded_key, unpack_answers
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.schemes.obfuslm import ObfusLM
@@ -57,7 +57,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
+def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> TrainedVariant:
     """Trained for no step at all."""
     key = seeded_key(base, str(base.folder), base.digest(), 1, scheme)
     model = folder / "model" if scheme else base.folder
@@ -65,10 +65,10 @@ def variant(base: Checkpoint, folder: Path, scheme: ObfusLM | None) -> Variant:
         scramble(base, key, model)
     (folder / "job").mkdir()
     (folder / "job" / "result").symlink_to(model, target_is_directory=True)
-    return Variant("v", model, key, folder / "job", scheme is None)
+    return TrainedVariant("v", model, key, folder / "job", scheme is None)
 
 
-def run(base: Checkpoint, one: Variant, questions: Path) -> tuple[Codec, GeneratedAnswers, dict[str, float]]:
+def run(base: Checkpoint, one: TrainedVariant, questions: Path) -> tuple[Codec, GeneratedAnswers, dict[str, float]]:
     codec = Codec.open(one.key, base.folder)
     model = AutoModelForCausalLM.from_pretrained(one.model_folder).eval()
     made = greedy_answers(model, codec, questions, {"answers": 4, "new_tokens": 12})
@@ -193,7 +193,7 @@ def test_instructions_are_read_before_anything_is_trained(
         instructions={"file": "prompts.jsonl", "prompts": 1, "new_tokens": 2},
     )  # fmt: skip
     with pytest.raises(UsageError, match=fault):
-        recipe.measure(RunFolder(tmp_path, tmp_path / "out"))
+        recipe.measure(RunContext(tmp_path, tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def test_code_that_differs_from_its_commit_is_said(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(runs, "__file__", str(tmp_path / places[0]))
     for place in places:
         (tmp_path / place).write_text("2")
-        assert runs.current_code()["commit"].endswith("+") == (place in places[:3])
+        assert runs.code_version()["commit"].endswith("+") == (place in places[:3])
         (tmp_path / place).write_text("1")
     (tmp_path / "bench" / "new.py").write_text("1")
-    assert runs.current_code()["commit"].endswith("+")
+    assert runs.code_version()["commit"].endswith("+")
 
 
 def shipped(name: str) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_a_run_folder_is_its_owners_alone(there: bool, tmp_path: Path) -> None:
     if there:
         out.mkdir(mode=0o755)
     for _ in range(2):  # begun, and gone on with
-        recipes.require_same_run(out, {"recipe": "small"})
+        recipes.claim_run_folder(out, {"recipe": "small"})
         assert out.stat().st_mode & 0o777 == 0o700
         out.chmod(0o755)
 

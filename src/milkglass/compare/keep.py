@@ -95,7 +95,7 @@ def require_apart(kept_folder: Path, out: Path, cells: Path) -> None:
             )
 
 
-def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: Mapping[str, str]) -> None:
+def keep(settings: ComparisonSettings, answer: WayAnswer, folder: Path, origin: Mapping[str, str]) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 
     Args:
@@ -108,18 +108,18 @@ def keep(setting: ComparisonSettings, answer: WayAnswer, folder: Path, origin: M
     require_free(folder)
     if answer.cell is None and answer.model is None:
         return
-    names = list(setting.rows.names)
+    names = list(settings.rows.names)
     with files.new_dir(folder, replaces=True) as partial:
         if answer.model is not None:
             alone.save(answer.model, names, partial)
         else:
-            _write_model(answer, setting, names, partial)
-        scale = Scale.of(map(float, setting.rows.train.labels)) if setting.rows.task == "regression" else None
+            _write_model(answer, settings, names, partial)
+        scale = Scale.of(map(float, settings.rows.train.labels)) if settings.rows.task == "regression" else None
         if scale is not None and answer.model is None and _fold_scale(partial, scale):
             scale = None
         mark = {
-            "made by": "milkglass compare", "task": setting.rows.task, "max_length": setting.training.max_length,
-            "scale": None if scale is None else scale.document(), "pairs": setting.rows.train.pairs is not None,
+            "made by": "milkglass compare", "task": settings.rows.task, "max_length": settings.training.max_length,
+            "scale": None if scale is None else scale.document(), "pairs": settings.rows.train.pairs is not None,
             **origin,
         }  # fmt: skip
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
@@ -144,7 +144,7 @@ def _fold_scale(folder: Path, scale: Scale) -> bool:
     return False
 
 
-def _write_model(answer: WayAnswer, setting: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+def _write_model(answer: WayAnswer, settings: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
     """Writes the trained encoder and its tokenizer, with the settings that `classify --local` needs."""
     assert answer.cell is not None and isinstance(answer.cell.tuned, TokenServer) and answer.folder is not None
     for path in answer.cell.tuned.folder.iterdir():
@@ -153,11 +153,11 @@ def _write_model(answer: WayAnswer, setting: ComparisonSettings, names: Sequence
     for name in TOKENIZER_FILES:
         if (answer.folder / name).is_file():
             shutil.copyfile(answer.folder / name, folder / name)
-    if setting.rows.task == TASK:
+    if settings.rows.task == TASK:
         return
-    settings = read_json(folder / "tokenizer_config.json")
-    settings["model_max_length"] = setting.training.max_length
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+    tokenizer_config = read_json(folder / "tokenizer_config.json")
+    tokenizer_config["model_max_length"] = settings.training.max_length
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=1) + "\n", "utf-8")
     config = read_json(folder / "config.json")
     if names:
         config["id2label"] = {str(number): name for number, name in enumerate(names)}

@@ -153,6 +153,7 @@ class ComparisonRows:
         train: the rows that are trained with.
         held_out: the rows that are asked about.
         digest: the digest of what was read (`digest_of`).
+        task: "classification" or "regression".
         repeats_notes: sentences on rows that repeat others.
     """
 

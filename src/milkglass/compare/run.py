@@ -25,17 +25,18 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult, interval_from_json, nan_as_none
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.catalogue import signature
-from milkglass.compare import attackers, keep
+from milkglass.compare import keep
 from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
+from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
 from milkglass.compare.training import loss_fall, reported_losses, require_room
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.deadline import until
 from milkglass.errors import JobFailed, MilkglassError
-from milkglass.experiments.runs import current_code, pack_answers, read_stored, require_same_run, unpack_answers
+from milkglass.experiments.runs import claim_run_folder, code_version, pack_answers, read_stored_json, unpack_answers
 from milkglass.extras import missing_extra_error
 from milkglass.metrics.interval import Interval
 from milkglass.progress import Log, duration_text, no_log
@@ -77,7 +78,7 @@ class TimeLimits:
 
 
 def compare(
-    setting: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
+    settings: ComparisonSettings, ways: Sequence[Way], out: Path, limits: TimeLimits, public: Sequence[str] = (),
     kept_folder: Path | None = None, keeps_own_best: bool = False,
     report: Report = lambda result, left: None, log: Log = no_log, on_begin: Log = no_log,
 ) -> ComparisonResult:  # fmt: skip
@@ -96,10 +97,10 @@ def compare(
         MemoryShort: a training would not fit into the memory that is free.
         UsageError: `out` or `kept_folder` holds something else.
     """
-    require_room(setting, ways, memory_bytes(only_available=True))
-    require_same_run(out, {"compare": RUN_VERSION}, version_field="compare")
-    name = run_name(setting, public)
-    run = _Run(setting, out / "runs" / name, limits, public, log, on_begin)
+    require_room(settings, ways, memory_bytes(only_available=True))
+    claim_run_folder(out, {"compare": RUN_VERSION}, version_field="compare")
+    name = run_name(settings, public)
+    run = _Run(settings, out / "runs" / name, limits, public, log, on_begin)
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for index, way in enumerate(ways):
         later_ways = ways[index + 1 :]
@@ -107,26 +108,26 @@ def compare(
         if way_answers is not None:
             answers[way.name] = way_answers
         release_memory()
-        results.append(_with_gap(setting, result, results, answers))
+        results.append(_with_gap(settings, result, results, answers))
         report(results[-1], run.seconds_left(later_ways))
     on_begin("the verdict")
-    rows, merged = setting.rows, tuple(run.with_earlier(results, answers))
+    rows, merged = settings.rows, tuple(run.with_earlier(results, answers))
     compared = ComparisonResult(
-        setting.name, rows.task, MEASURES[rows.task],
+        settings.name, rows.task, MEASURES[rows.task],
         len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
-        settings=setting.training.model_dump(),
+        settings=settings.training.model_dump(),
         notes=(
-            *setting.notes, *_work_notes(merged), *_names_notes(merged, len(rows.private)),
-            *_epochs_notes(setting, merged), *_taken_over_notes(setting, run.taken_over),
+            *settings.notes, *_work_notes(merged), *_names_notes(merged, len(rows.private)),
+            *_epochs_notes(settings, merged), *_taken_over_notes(settings, run.taken_over),
         ),
-        taken_over=run.taken_over, larger_command=_larger_command(setting, merged),
-        origin={"run": name, **current_code(), "command": setting.commands.get("run", "")},
+        taken_over=run.taken_over, larger_command=_larger_command(settings, merged),
+        origin={"run": name, **code_version(), "command": settings.commands.get("run", "")},
     )  # fmt: skip
     if rows.task != TASK:
         names = [way.name for way in compared.finished_ways if way.name in answers and way.name != "commonest"]
-        over_commonest = _over_commonest(setting, [answers[name] for name in names])
+        over_commonest = _over_commonest(settings, [answers[name] for name in names])
         compared = replace(compared, over_commonest=over_commonest)
-    compared = replace(compared, smaller_ways=_smaller_ways(setting, compared, answers))
+    compared = replace(compared, smaller_ways=_smaller_ways(settings, compared, answers))
     if kept_folder is not None:
         on_begin(f"the best model, to be kept in {kept_folder}")
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
@@ -140,19 +141,19 @@ def compare(
             note = f"No model is kept in {kept_folder}: none of the ways of this call has one"
             compared = replace(compared, notes=(*compared.notes, note))
     kept_folders = {kept: str(folder) for folder in run.kept_folders() if (kept := keep.kept_way(folder, name))}
-    with_commands = tuple(_with_command(way, kept_folders, setting) for way in compared.ways)
+    with_commands = tuple(_with_command(way, kept_folders, settings) for way in compared.ways)
     seconds = run.elapsed_seconds() + run.earlier_seconds
     return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
 
 
-def _over_commonest(setting: ComparisonSettings, answers: Sequence[NDArray[Any]]) -> Difference | None:
+def _over_commonest(settings: ComparisonSettings, answers: Sequence[NDArray[Any]]) -> Difference | None:
     """Returns the difference from naming the commonest class or mean score, of the way that is most surely better.
 
     Its p-value is multiplied by the number of ways with different answers (Bonferroni). None: no way was finished.
     """
-    constant_answers = WAYS["commonest"].measure_answers(setting).answers
+    constant_answers = WAYS["commonest"].measure_answers(settings).answers
     different_answers = {_answers_digest(way_answers): way_answers for way_answers in answers}
-    differences = [difference_of(setting.rows, answers, constant_answers) for answers in different_answers.values()]
+    differences = [difference_of(settings.rows, answers, constant_answers) for answers in different_answers.values()]
     if not differences:
         return None
     surest = min(differences, key=lambda difference: (difference.value <= 0, difference.p_value, -difference.value))
@@ -160,16 +161,16 @@ def _over_commonest(setting: ComparisonSettings, answers: Sequence[NDArray[Any]]
 
 
 def _smaller_ways(
-    setting: ComparisonSettings, compared: ComparisonResult, answers: Mapping[str, NDArray[Any]]
+    settings: ComparisonSettings, compared: ComparisonResult, answers: Mapping[str, NDArray[Any]]
 ) -> tuple[str, ...]:
     """Returns the names of the ways of `ComparisonResult.smaller_ways`."""
     best = compared.best_local_with_model
-    if best is None or best.name not in answers or best.name not in WAYS or setting.rows.task == TASK:
+    if best is None or best.name not in answers or best.name not in WAYS or settings.rows.task == TASK:
         return ()
     local_names = [way.name for way in compared.finished_ways if way.is_local and way.name != "commonest"]
     known_names = [name for name in local_names if name in answers and name in WAYS]
-    names = [name for name in known_names if WAYS[name].work(setting) < WAYS[best.name].work(setting)]
-    p_values = {name: difference_of(setting.rows, answers[best.name], answers[name]).p_value for name in names}
+    names = [name for name in known_names if WAYS[name].work(settings) < WAYS[best.name].work(settings)]
+    p_values = {name: difference_of(settings.rows, answers[best.name], answers[name]).p_value for name in names}
     return tuple(name for name, p_value in p_values.items() if p_value > MAX_P_VALUE)
 
 
@@ -185,11 +186,11 @@ def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
     return (f'Each way is attacked with {limit} at most; "at least" marks attacks that {cut} cut, and is rounded down',)
 
 
-def _epochs_notes(setting: ComparisonSettings, ways: Sequence[WayResult]) -> tuple[str, ...]:
+def _epochs_notes(settings: ComparisonSettings, ways: Sequence[WayResult]) -> tuple[str, ...]:
     """Returns a sentence on more epochs if the loss of a way still fell when its training ended."""
     if not any(note.startswith(LOSS_FELL) for way in ways for note in way.notes):
         return ()
-    epochs = f"--epochs {2 * setting.training.n_epochs:g}"
+    epochs = f"--epochs {2 * settings.training.n_epochs:g}"
     return (
         f"Where the loss still fell, {epochs} may give better answers; it is the loss of rows that are trained with, "
         "which also falls where a model learns them by heart",
@@ -215,7 +216,7 @@ def _names_notes(ways: Sequence[WayResult], attacked_count: int) -> tuple[str, .
     )
 
 
-def _taken_over_notes(setting: ComparisonSettings, taken_over: Mapping[str, str]) -> tuple[str, ...]:
+def _taken_over_notes(settings: ComparisonSettings, taken_over: Mapping[str, str]) -> tuple[str, ...]:
     """Returns a sentence for each command of earlier calls, on the ways that it finished."""
     names_of, notes = dict[str, list[str]](), list[str]()
     for name, command in taken_over.items():
@@ -223,7 +224,7 @@ def _taken_over_notes(setting: ComparisonSettings, taken_over: Mapping[str, str]
     for command, names in names_of.items():
         if not command:
             source = "earlier calls"
-        elif command == setting.commands.get("run"):
+        elif command == settings.commands.get("run"):
             source = "an earlier call of the same command"
         else:
             source = f"`{command}`"
@@ -235,7 +236,7 @@ def _methods_digest(way: Way) -> str:
     """Returns a digest of a way, of the attacks on it and of the code, which decide its result. Its words do not."""
     silent_way = replace(way, title="", trust="", provider="", command="")
     attacks = [*map(signature, ATTACKS.values())] if _is_attacked(way) else []
-    return hashlib.sha256(json.dumps([attackers.figures_code(), signature(silent_way), *attacks]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([code_digest(), signature(silent_way), *attacks]).encode()).hexdigest()
 
 
 def _answers_digest(answers: NDArray[Any]) -> str:
@@ -248,23 +249,23 @@ def _is_attacked(way: Way) -> bool:
     return not way.is_local and way.group not in UNCHANGED_GROUPS
 
 
-def _larger_command(setting: ComparisonSettings, ways: Sequence[WayResult]) -> str:
+def _larger_command(settings: ComparisonSettings, ways: Sequence[WayResult]) -> str:
     """Returns the command that trains a larger model here; "" if a way was that, or the rows have answers."""
     names = {way.name for way in ways}
-    if setting.rows.task == TASK or not setting.commands or names & {"large-encoder", "own-model"}:
+    if settings.rows.task == TASK or not settings.commands or names & {"large-encoder", "own-model"}:
         return ""
-    return KEEP_COMMAND.format(name="large-encoder", **setting.commands)
+    return KEEP_COMMAND.format(name="large-encoder", **settings.commands)
 
 
-def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: ComparisonSettings) -> WayResult:
+def _with_command(result: WayResult, kept_folders: Mapping[str, str], settings: ComparisonSettings) -> WayResult:
     """Returns a result with the way's next command. A local model that was not kept is kept by naming its way.
 
     Args:
         kept_folders: the folders of kept models, by way.
     """
-    template, commands = "", dict(setting.commands)
+    template, commands = "", dict(settings.commands)
     if result.name in WAYS:
-        template = WAYS[result.name].command_for(setting.rows.task)
+        template = WAYS[result.name].command_for(settings.rows.task)
     if result.is_local and template:
         if result.name in kept_folders:
             commands["kept"] = shlex.quote(kept_folders[result.name])
@@ -273,17 +274,17 @@ def _with_command(result: WayResult, kept_folders: Mapping[str, str], setting: C
     return replace(result, command=template.format(name=result.name, **commands))
 
 
-def run_name(setting: ComparisonSettings, public: Sequence[str]) -> str:
+def run_name(settings: ComparisonSettings, public: Sequence[str]) -> str:
     """Returns a digest of all that decides the results: model, rows, training, seed, and attackers' public text."""
-    settings = {
-        "base": setting.digest, "rows": setting.rows.digest, "task": setting.rows.task,
-        "training": setting.training.model_dump(), "seed": setting.seed,
+    identity: dict[str, Any] = {
+        "base": settings.digest, "rows": settings.rows.digest, "task": settings.rows.task,
+        "training": settings.training.model_dump(), "seed": settings.seed,
     }  # fmt: skip
     if public:
-        settings["public"] = hashlib.sha256(json.dumps(list(public)).encode()).hexdigest()
-    if isinstance(setting.rows, ChatRows):
-        settings["asked"] = asdict(setting.rows.extent)
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+        identity["public"] = hashlib.sha256(json.dumps(list(public)).encode()).hexdigest()
+    if isinstance(settings.rows, ChatRows):
+        identity["asked"] = asdict(settings.rows.extent)
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class _Run:
@@ -297,7 +298,7 @@ class _Run:
 
     def __init__(
         self,
-        setting: ComparisonSettings,
+        settings: ComparisonSettings,
         out: Path,
         limits: TimeLimits,
         public: Sequence[str],
@@ -305,7 +306,7 @@ class _Run:
         on_begin: Log = no_log,
     ) -> None:
         self._started = time.monotonic() if limits.started is None else limits.started
-        self.setting, self._deadline = setting, self._started + limits.seconds
+        self.settings, self._deadline = settings, self._started + limits.seconds
         self.out, self.limits, self.public, self.log, self.on_begin = out, limits, public, log, on_begin
         self.models: dict[str, WayAnswer] = {}
         self.earlier_seconds = 0.0
@@ -326,7 +327,7 @@ class _Run:
 
     def _training_cost(self, way: Way) -> float:
         """Returns about how many seconds of the clock a way's training takes; 0 before one was seen."""
-        if not self._training_seconds or not (work := way.work(self.setting)):
+        if not self._training_seconds or not (work := way.work(self.settings)):
             return 0.0
         return work * float(np.mean(self._training_seconds))
 
@@ -363,7 +364,7 @@ class _Run:
         Args:
             seconds: by the clock, for the attacks.
         """
-        title = way.title_for(self.setting.rows.task)
+        title = way.title_for(self.settings.rows.task)
         empty_result = WayResult(way.name, title, way.group, "not run", provider=way.provider, trust=way.trust)
         cost = self._training_cost(way) + (self.limits.at_most(MIN_ATTACK_SECONDS) if _is_attacked(way) else 0.0)
         if self.elapsed_seconds() + cost > self.limits.seconds and cost:
@@ -371,14 +372,14 @@ class _Run:
             needed_time = f", and it takes about {duration_text(cost)}" if self._training_seconds else ""
             return replace(empty_result, reason=f"{spent_time}{needed_time}: give a longer --budget"), None
         try:
-            if reason := way.task_refusal(self.setting.rows.task) or way.refusal(self.setting):
+            if reason := way.task_refusal(self.settings.rows.task) or way.refusal(self.settings):
                 return replace(empty_result, state="does not apply", reason=reason), None
             started = time.monotonic()
             self.on_begin(title)
             self.log(f"{way.title}: its answers are measured")
             with self._counting_time(way):
                 with until(self._deadline):
-                    way_answer = way.measure_answers(self.setting)
+                    way_answer = way.measure_answers(self.settings)
                 if way_answer.cell is not None:
                     self._note_training_time(time.monotonic() - started, way)
                 if not np.isfinite(way_answer.answers).all():
@@ -391,9 +392,9 @@ class _Run:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it had answers"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             return replace(empty_result, state="failed", reason=_fault_text(error)), None
-        way_quality = quality_of(self.setting.rows, way_answer.answers)
-        is_perfect = self.setting.rows.task == "classification" and way_quality.value == 1
-        may_learn_more = bool(way.work(self.setting)) and not is_perfect
+        way_quality = quality_of(self.settings.rows, way_answer.answers)
+        is_perfect = self.settings.rows.task == "classification" and way_quality.value == 1
+        may_learn_more = bool(way.work(self.settings)) and not is_perfect
         result = replace(
             empty_result, state="done", reason="", quality=way_quality, reading=reading,
             seconds=way_answer.seconds, setup=way_answer.setup, bytes=way_answer.bytes, more=way_answer.more,
@@ -405,13 +406,13 @@ class _Run:
 
     def _note_training_time(self, seconds: float, way: Way) -> None:
         """Remembers how long a training took. One that was made earlier tells nothing."""
-        if (work := way.work(self.setting)) and seconds > TAKEN_OVER_SECONDS:
+        if (work := way.work(self.settings)) and seconds > TAKEN_OVER_SECONDS:
             self._training_seconds.append(seconds / work)
 
     def _notes(self, way_answer: WayAnswer) -> tuple[str, ...]:
         """Returns a note if the loss still fell when the training ended."""
         if way_answer.cell is None or not (
-            losses := reported_losses(self.setting.cells / way_answer.cell.name / "job")
+            losses := reported_losses(self.settings.cells / way_answer.cell.name / "job")
         ):
             return ()
         if (means := loss_fall(losses)) is None:
@@ -435,8 +436,8 @@ class _Run:
         deadline = max(self._deadline, time.monotonic() + seconds)
         try:
             with until(deadline):
-                way_answer = self.models.get(name) or WAYS[name].measure_answers(self.setting)
-            keep.keep(self.setting, way_answer, folder, origin)
+                way_answer = self.models.get(name) or WAYS[name].measure_answers(self.settings)
+            keep.keep(self.settings, way_answer, folder, origin)
         except (MilkglassError, OSError) as error:  # the page is written all the same
             if keep.is_kept(folder, origin):  # by the same command, which runs at the same time
                 return ""
@@ -460,7 +461,7 @@ class _Run:
         Folders inside the working folder are relative to it, as people write them.
         """
         path, here = self.out / "kept.json", Path.cwd()
-        folders = [*map(Path, read_stored(path, list))] if path.is_file() else []
+        folders = [*map(Path, read_stored_json(path, list))] if path.is_file() else []
         return [folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in folders]
 
     def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
@@ -468,21 +469,21 @@ class _Run:
         if way.is_local or way_answer.cell is None:
             return None
         if way.group == "sent as it is":
-            return attackers.full_reading(self.setting, way_answer.cell)
+            return reading_of_plain_text(self.settings, way_answer.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            all_read = attackers.full_reading(self.setting, way_answer.cell)
+            all_read = reading_of_plain_text(self.settings, way_answer.cell)
             more: tuple[str, ...] = (
                 "all of it is read if the hardware fails",
                 "our verifier knows recordings only, and was never tried on live hardware",
             )
-            if isinstance(self.setting.rows, ChatRows):
+            if isinstance(self.settings.rows, ChatRows):
                 more += ("sizes and times of streamed answers tell their topics: see docs/attested.md",)
             shares = (all_read.tokens, all_read.content, all_read.names, all_read.numbers)
             tokens, content, names, numbers = (None if share is None else nothing for share in shares)
             return replace(all_read, attack="none, while the hardware holds", tokens=tokens, content=content,
                            names=names, numbers=numbers, more=more, example=None)  # fmt: skip
-        started, title = time.monotonic(), way.title_for(self.setting.rows.task)
+        started, title = time.monotonic(), way.title_for(self.settings.rows.task)
         work_limit = max(self.limits.attack_work, way.attack_work)
         clock_limit = f", or {duration_text(seconds)} by the clock" if math.isfinite(seconds) else ""
         self.log(f"{way.title}: attacked, with {duration_text(work_limit)} of one core's work at most{clock_limit}")
@@ -501,15 +502,15 @@ class _Run:
                 largest_share = share.value
                 self.log(f"  {way.name}: {result.title}: {share} of names and content words")
 
-        reading = attackers.reading_of(
-            self.setting,
+        reading = attack_halves(
+            self.settings,
             way_answer.cell,
             self.public,
             budget,
             self.out / "attacks" / f"{way.name}-{work_limit:g}",
             report_stronger,
             lambda attack: self.on_begin(f"{title}: {attack}"),
-            clock=seconds if math.isfinite(seconds) else math.nan,
+            clock_seconds=seconds if math.isfinite(seconds) else math.nan,
             deadline=deadline,
         )
         self.on_begin(title)
@@ -523,7 +524,7 @@ class _Run:
     def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
         files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
-        origin = {"made by": _methods_digest(way), "command": self.setting.commands.get("run", "")}
+        origin = {"made by": _methods_digest(way), "command": self.settings.commands.get("run", "")}
         document = {
             "about": {**limits, "clock": elapsed + self._unfinished_seconds(way), **origin},
             "result": nan_as_none(asdict(result)),
@@ -553,13 +554,13 @@ class _Run:
     def _stored_document(self, way: Way) -> Any:
         """Returns the document of a way that was finished with the same methods, or None."""
         path = self._path(way)
-        document = read_stored(path, dict) if path.is_file() else None
+        document = read_stored_json(path, dict) if path.is_file() else None
         return document if document is not None and document["about"]["made by"] == _methods_digest(way) else None
 
     def _unfinished_seconds(self, way: Way) -> float:
         """Returns the seconds by the clock that earlier calls spent on a way without finishing it."""
         path = self.out / "unfinished" / f"{way.name}.json"
-        return float(read_stored(path, int | float)) if path.is_file() else 0.0
+        return float(read_stored_json(path, int | float)) if path.is_file() else 0.0
 
     @contextmanager
     def _counting_time(self, way: Way) -> Iterator[None]:
@@ -587,7 +588,7 @@ class _Run:
                 self._note_taken_over(way, document["about"])
         order = [*(name for name in WAYS if name in by_name), *(name for name in by_name if name not in WAYS)]
         merged = [by_name[name] for name in order]
-        return [_with_gap(self.setting, result, merged, answers) for result in merged]
+        return [_with_gap(self.settings, result, merged, answers) for result in merged]
 
 
 def _fault_text(error: MilkglassError | OSError | ModuleNotFoundError) -> str:
@@ -613,14 +614,14 @@ def _is_read_less(result: WayResult, earlier: WayResult) -> bool:
 
 
 def _with_gap(
-    setting: ComparisonSettings, result: WayResult, known: Sequence[WayResult], answers: dict[str, NDArray[Any]]
+    settings: ComparisonSettings, result: WayResult, known: Sequence[WayResult], answers: dict[str, NDArray[Any]]
 ) -> WayResult:
     """Returns the result with its difference to the best known way with nothing sent, in the same rows."""
     local_ways = [way for way in known if way.is_local and way.quality is not None]
-    best_local = max(local_ways, key=lambda way: worth_of(way, setting.rows.task == TASK), default=None)
+    best_local = max(local_ways, key=lambda way: worth_of(way, settings.rows.task == TASK), default=None)
     if result.is_local or best_local is None or result.name not in answers:
         return result
-    return replace(result, above=difference_of(setting.rows, answers[result.name], answers[best_local.name]))
+    return replace(result, above=difference_of(settings.rows, answers[result.name], answers[best_local.name]))
 
 
 def read_way(raw: Any) -> WayResult:

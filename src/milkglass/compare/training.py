@@ -26,16 +26,16 @@ MIN_REPORTS_IN_A_QUARTER = 4
 STANDARD_ERRORS = 2.0  # a loss that falls by fewer between two quarters does not count as falling
 
 
-def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
+def require_room(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
     """Raises MemoryShort if a training takes, at the least, more memory than is free. None: that is not known."""
     if free_bytes is None:
         return
-    task, fitting_ways, large_ways = setting.rows.task, list[str](), list[tuple[str, int]]()
+    task, fitting_ways, large_ways = settings.rows.task, list[str](), list[tuple[str, int]]()
     for way in ways:
-        applies = way.task_refusal(task) is None and way.refusal(setting) is None
-        base = way.model_to_train(setting) if applies else None
+        applies = way.task_refusal(task) is None and way.refusal(settings) is None
+        base = way.model_to_train(settings) if applies else None
         needed = (
-            0 if base is None else needs_of(ModelSizes.of(base), setting.training, _mean_length(setting)).memory_bytes
+            0 if base is None else needs_of(ModelSizes.of(base), settings.training, _mean_length(settings)).memory_bytes
         )
         if needed > free_bytes:
             large_ways.append((way.title, needed))
@@ -52,13 +52,13 @@ def require_room(setting: ComparisonSettings, ways: Sequence[Way], free_bytes: i
     )
 
 
-def _mean_length(setting: ComparisonSettings) -> float:
+def _mean_length(settings: ComparisonSettings) -> float:
     """Returns the mean length of some rows in tokens; 0 for rows with answers, whose length is not known yet."""
-    rows = setting.rows.train
-    if setting.rows.task == TASK or not len(rows.texts):
+    rows = settings.rows.train
+    if settings.rows.task == TASK or not len(rows.texts):
         return 0.0
     pairs = None if rows.pairs is None else list(rows.pairs[:SAMPLE_ROWS])
-    tokenizer = load_tokenizer(setting.base.folder)
+    tokenizer = load_tokenizer(settings.base.folder)
     return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLE_ROWS]), pairs)["input_ids"]]))
 
 

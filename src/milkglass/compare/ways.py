@@ -59,6 +59,7 @@ class ComparisonSettings:
         name: the public model's name, as the user gave it.
         base: the public model.
         digest: the public model's digest.
+        rows: the user's rows: those that are trained with, and those that are asked about.
         training: the settings of every training.
         seed: the seed of every training, key and draw.
         cells: the folder of trained cells.
@@ -145,18 +146,18 @@ class Way(abc.ABC):
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
         """Sets the way up, answers the held-out rows and measures what that costs. Raises MilkglassError."""
 
-    def refusal(self, setting: ComparisonSettings) -> str | None:
+    def refusal(self, settings: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
         return None
 
-    def work(self, setting: ComparisonSettings) -> float:
+    def work(self, settings: ComparisonSettings) -> float:
         """Returns about what a training of the way costs, as a multiple of a training of the comparison's model."""
         return 0.0
 
-    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
+    def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
         """Returns the model that is trained, or None if none is."""
         return None
 
@@ -181,23 +182,23 @@ class Way(abc.ABC):
         return task in self.tasks and (self.quick or not is_quick)
 
 
-def cell_of(setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+def cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence.
 
     They are trained unless a comparison or a recipe with the same rows and settings did it.
     """
-    model, training = base or setting.base, with_defence_dtype(setting.training, defence)
-    digest = setting.digest if base is None else base.digest()
+    model, training = base or settings.base, with_defence_dtype(settings.training, defence)
+    digest = settings.digest if base is None else base.digest()
     return train_cell(
-        model, digest, setting.problem, with_training(defence, training), training, setting.seed,
-        setting.cells, setting.threads, setting.log,
+        model, digest, settings.problem, with_training(defence, training), training, settings.seed,
+        settings.cells, settings.threads, settings.log,
     )  # fmt: skip
 
 
-def answers_of(setting: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
+def answers_of(settings: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
     """Returns (rows,) a cell's classes or scores."""
     predictions = unpack_answers(cell.packed_predictions)
-    return predictions.astype(np.float64) if setting.rows.task == "regression" else predictions.astype(np.int64)
+    return predictions.astype(np.float64) if settings.rows.task == "regression" else predictions.astype(np.int64)
 
 
 def text_bytes(texts: Sequence[str]) -> int:
@@ -225,9 +226,9 @@ class CommonestClass(Way):
     def title_for(self, task: str) -> str:
         return "naming the mean score" if task == "regression" else self.title
 
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        labels, count = np.asarray(setting.rows.train.labels), len(setting.rows.held_out.texts)
-        if setting.rows.task == "regression":
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+        labels, count = np.asarray(settings.rows.train.labels), len(settings.rows.held_out.texts)
+        if settings.rows.task == "regression":
             return WayAnswer(
                 np.full(count, labels.mean()), 0.0, 0.0, notes=("the mean score of the rows trained with",)
             )
@@ -239,11 +240,11 @@ class CommonestClass(Way):
 class LinearWay(Way):
     """Fits the linear model of client/alone.py to the user's own words."""
 
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        train, held_out, watch = setting.rows.train, setting.rows.held_out, Stopwatch()
-        is_regression = setting.rows.task == "regression"
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+        train, held_out, watch = settings.rows.train, settings.rows.held_out, Stopwatch()
+        is_regression = settings.rows.task == "regression"
         model = LinearModel.fit(
-            train.texts, train.labels, train.pairs, is_regression, setting.seed, lambda step: require_time()
+            train.texts, train.labels, train.pairs, is_regression, settings.seed, lambda step: require_time()
         )
         setup, watch = watch.seconds(), Stopwatch()
         answers = model.predict(held_out.texts, held_out.pairs)
@@ -267,21 +268,21 @@ class ModelWay(Way):
     def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
         return task in self.tasks and (self.quick or not is_quick or self.suits(base))
 
-    def base(self, setting: ComparisonSettings) -> Checkpoint:
+    def base(self, settings: ComparisonSettings) -> Checkpoint:
         """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
-        return setting.base if self.suits(setting.base) else Checkpoint.open(resolve(self.model))
+        return settings.base if self.suits(settings.base) else Checkpoint.open(resolve(self.model))
 
-    def refusal(self, setting: ComparisonSettings) -> str | None:
-        if self.suits(setting.base) or is_available_offline(self.model):
+    def refusal(self, settings: ComparisonSettings) -> str | None:
+        if self.suits(settings.base) or is_available_offline(self.model):
             return None
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
-    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return self.base(setting)
+    def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
+        return self.base(settings)
 
-    def work(self, setting: ComparisonSettings) -> float:
-        trained = None if self.refusal(setting) else self.model_to_train(setting)  # what is not here is not fetched
-        return 0.0 if trained is None else layer_weights(trained) / layer_weights(setting.base)
+    def work(self, settings: ComparisonSettings) -> float:
+        trained = None if self.refusal(settings) else self.model_to_train(settings)  # what is not here is not fetched
+        return 0.0 if trained is None else layer_weights(trained) / layer_weights(settings.base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,8 +294,8 @@ class EncoderWay(ModelWay):
     def suits(self, base: Checkpoint) -> bool:
         return architecture_of(base).kind == "encoder" and weight_bytes(base) in self.size
 
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        return local_answers(setting, self.base(setting))
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+        return local_answers(settings, self.base(settings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,11 +316,11 @@ class DecoderWay(ModelWay):
     def trains(self, base: Checkpoint) -> bool:
         return self.is_tuned and self.suits(base)
 
-    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return super().model_to_train(setting) if self.is_tuned else None
+    def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
+        return super().model_to_train(settings) if self.is_tuned else None
 
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        return local_written_answers(setting, self.base(setting), self.is_tuned)
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+        return local_written_answers(settings, self.base(settings), self.is_tuned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,34 +337,34 @@ class OwnModelWay(Way):
     def command_for(self, task: str) -> str:
         return SERVE_LOCALLY if task == TASK else CLASSIFY_LOCALLY
 
-    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return setting.base
+    def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
+        return settings.base
 
-    def work(self, setting: ComparisonSettings) -> float:
+    def work(self, settings: ComparisonSettings) -> float:
         return 1.0
 
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        if setting.rows.task == TASK:
-            return local_written_answers(setting, setting.base)
-        return local_answers(setting, setting.base)
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+        if settings.rows.task == TASK:
+            return local_written_answers(settings, settings.base)
+        return local_answers(settings, settings.base)
 
 
-def local_answers(setting: ComparisonSettings, base: Checkpoint) -> WayAnswer:
+def local_answers(settings: ComparisonSettings, base: Checkpoint) -> WayAnswer:
     """Trains a model with a head for labels on this machine, and measures its answers."""
-    cell = cell_of(setting, Plain(), None if base is setting.base else base)
-    watch, (texts, pairs) = Stopwatch(), timed_texts(setting)
+    cell = cell_of(settings, Plain(), None if base is settings.base else base)
+    watch, (texts, pairs) = Stopwatch(), timed_texts(settings)
     cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
     seconds = 1000 * watch.seconds() / len(texts)
     setup = cell.client_seconds + cell.training_seconds
-    return WayAnswer(answers_of(setting, cell), setup, seconds, cell=cell, folder=base.folder)
+    return WayAnswer(answers_of(settings, cell), setup, seconds, cell=cell, folder=base.folder)
 
 
-def local_written_answers(setting: ComparisonSettings, base: Checkpoint, is_tuned: bool = True) -> WayAnswer:
+def local_written_answers(settings: ComparisonSettings, base: Checkpoint, is_tuned: bool = True) -> WayAnswer:
     """Trains a decoder on this machine if `is_tuned`, and measures its answers in words."""
-    assert isinstance(setting.rows, ChatRows)
-    is_settings_base = base is setting.base
-    cell, _ = decoder_of(setting, Plain(), None if is_settings_base else base, is_tuned)
-    losses = answers.predictions(cell, setting.rows, None if is_settings_base else setting.base)
+    assert isinstance(settings.rows, ChatRows)
+    is_settings_base = base is settings.base
+    cell, _ = decoder_of(settings, Plain(), None if is_settings_base else base, is_tuned)
+    losses = answers.predictions(cell, settings.rows, None if is_settings_base else settings.base)
     setup = cell.client_seconds + (cell.training_seconds if is_tuned else 0.0)
     return WayAnswer(
         losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
@@ -382,27 +383,27 @@ class DefenceWay(Way):
 
     entry: Mapping[str, Any] = field(default_factory=dict)
 
-    def defence(self, setting: ComparisonSettings) -> Defence:
+    def defence(self, settings: ComparisonSettings) -> Defence:
         if "scheme" not in self.entry:
             return defence_of(self.entry)
         parameters = {name: value for name, value in self.entry.items() if name != "scheme"}
-        return TableDefence(scheme_for(setting.base, self.entry["scheme"], **parameters))
+        return TableDefence(scheme_for(settings.base, self.entry["scheme"], **parameters))
 
-    def refusal(self, setting: ComparisonSettings) -> str | None:
-        return self.defence(setting).refusal(setting.base)
+    def refusal(self, settings: ComparisonSettings) -> str | None:
+        return self.defence(settings).refusal(settings.base)
 
-    def model_to_train(self, setting: ComparisonSettings) -> Checkpoint | None:
-        return setting.base
+    def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
+        return settings.base
 
-    def work(self, setting: ComparisonSettings) -> float:
+    def work(self, settings: ComparisonSettings) -> float:
         return 1.0 if self.entry else 0.0  # without a defence the cell is that of the local model
 
-    def measure_answers(self, setting: ComparisonSettings) -> WayAnswer:
-        if isinstance(setting.rows, ChatRows):
-            return self._measure_written_answers(setting, setting.rows)
-        cell = cell_of(setting, self.defence(setting))
-        texts, pairs = timed_texts(setting)
-        client, train = without_memory(cell.client), setting.rows.train
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+        if isinstance(settings.rows, ChatRows):
+            return self._measure_written_answers(settings, settings.rows)
+        cell = cell_of(settings, self.defence(settings))
+        texts, pairs = timed_texts(settings)
+        client, train = without_memory(cell.client), settings.rows.train
         # What a client does once, with its first text, is no part of the time
         client.send(train.texts[:1], None if train.pairs is None else train.pairs[:1])
         watch = Stopwatch()
@@ -416,15 +417,15 @@ class DefenceWay(Way):
             size = text_bytes(client.codec.tokenizer.batch_decode(list(ids), skip_special_tokens=True)) / len(texts)
         # The provider trains, so that no training counts
         return WayAnswer(
-            answers_of(setting, cell), cell.client_seconds, seconds, size, cell, notes=self._language_notes(setting)
+            answers_of(settings, cell), cell.client_seconds, seconds, size, cell, notes=self._language_notes(settings)
         )
 
     def _sends_text(self, client: Client) -> bool:
         """Returns whether text crosses, not ids or states."""
         return self.group in UNCHANGED_GROUPS or isinstance(client, ReplacedTextClient)
 
-    def _measure_written_answers(self, setting: ComparisonSettings, rows: ChatRows) -> WayAnswer:
-        cell, preparer = decoder_of(setting, self.defence(setting))
+    def _measure_written_answers(self, settings: ComparisonSettings, rows: ChatRows) -> WayAnswer:
+        cell, preparer = decoder_of(settings, self.defence(settings))
         examples, preparer = rows.asked[:TIMED_TEXTS], replace(preparer, client=without_memory(preparer.client))
         preparer.prompt(rows.chats[0])
         watch = Stopwatch()
@@ -434,7 +435,7 @@ class DefenceWay(Way):
         if self._sends_text(preparer.client):
             size = sum(text_bytes(preparer.texts(example)) for example in examples) / len(examples)
         elif self.group == "states are sent":  # a row of the table for each token
-            size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(setting.base)
+            size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(settings.base)
         return WayAnswer(
             answers.predictions(cell, rows),
             cell.client_seconds,
@@ -442,29 +443,29 @@ class DefenceWay(Way):
             size,
             cell,
             more=answers.figures(cell),
-            notes=(*self._notes(setting), *self._language_notes(setting)),
+            notes=(*self._notes(settings), *self._language_notes(settings)),
         )
 
-    def _language_notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
+    def _language_notes(self, settings: ComparisonSettings) -> tuple[str, ...]:
         """Returns a sentence if names are masked in texts that do not look English."""
         if not self.entry.get("masked"):
             return ()
-        note = LanguageTally.of(setting.rows.private).note()
+        note = LanguageTally.of(settings.rows.private).note()
         return (note,) if note else ()
 
-    def _notes(self, setting: ComparisonSettings) -> tuple[str, ...]:
+    def _notes(self, settings: ComparisonSettings) -> tuple[str, ...]:
         """Returns sentences on what the answers are worth, and on what else crosses."""
-        notes, steps = list[str](), setting.training.max_steps
+        notes, steps = list[str](), settings.training.max_steps
         if self.entry.get("scheme") == "obfuslm" and steps is not None and steps < FEW_STEPS:
-            alternative = slower_alternative(setting.commands.get("run", ""))
+            alternative = slower_alternative(settings.commands.get("run", ""))
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs{alternative}")
-        broken = getattr(getattr(self.defence(setting), "scheme", None), "broken", None)
+        broken = getattr(getattr(self.defence(settings), "scheme", None), "broken", None)
         if broken:
             notes.append(broken)
         if self.entry.get("sanitizer"):
             notes.append("what is trained with it crosses too, and there the answers cross as they are")
-            assert isinstance(setting.rows, ChatRows)
-            if share := unsanitized_share(setting.rows.chats):
+            assert isinstance(settings.rows, ChatRows)
+            if share := unsanitized_share(settings.rows.chats):
                 notes.append(
                     f"{percent(share)} of the prompts' words are in system messages, results of tools and earlier "
                     "answers: they cross as they are, and do not count as read here"
@@ -473,28 +474,28 @@ class DefenceWay(Way):
             notes.append(
                 "it learns from masked answers, and the loss is of answers without: putting names back may lower it"
             )
-        if self.entry and has_tools(setting.rows) and (self.entry.get("masked") or self.entry.get("sanitizer")):
+        if self.entry and has_tools(settings.rows) and (self.entry.get("masked") or self.entry.get("sanitizer")):
             notes.append("definitions and calls of tools cross as they are, and do not count as read here")
-        if self.group == "sent as it is" and weight_bytes(setting.base) <= MAX_SMALL_DECODER:
+        if self.group == "sent as it is" and weight_bytes(settings.base) <= MAX_SMALL_DECODER:
             notes.append("the model is small enough to run on your machine, where it gives the same answers")
         return tuple(notes)
 
 
 def decoder_of(
-    setting: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
+    settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
 ) -> tuple[TrainedHalves, answers.ChatPreparer]:
     """Returns the cell of a defence on rows with answers, and what its client half sends."""
-    assert isinstance(setting.rows, ChatRows)
-    digest = setting.digest if base is None else base.digest()
+    assert isinstance(settings.rows, ChatRows)
+    digest = settings.digest if base is None else base.digest()
     return answers.decoder_cell(
-        base or setting.base, digest, setting.rows, defence, setting.training, is_tuned, setting.seed, setting.cells,
-        setting.threads, setting.log,
+        base or settings.base, digest, settings.rows, defence, settings.training, is_tuned, settings.seed,
+        settings.cells, settings.threads, settings.log,
     )  # fmt: skip
 
 
-def timed_texts(setting: ComparisonSettings) -> tuple[list[str], list[str] | None]:
+def timed_texts(settings: ComparisonSettings) -> tuple[list[str], list[str] | None]:
     """Returns the texts by which sending is timed."""
-    rows = setting.rows.held_out
+    rows = settings.rows.held_out
     return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])
 
 

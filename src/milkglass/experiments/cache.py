@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
-from milkglass.experiments.runs import USED_COMMITS_FILE, current_code, used_commits
+from milkglass.experiments.runs import USED_COMMITS_FILE, code_version, used_commits
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ArtifactCache:
 
     def record_writer(self, path: Path) -> None:
         """Records which code writes a file, before the file gets its name or is replaced by a longer one."""
-        commits = {*commits_of_file(path), current_code()["commit"]}
+        commits = {*commits_of_file(path), code_version()["commit"]}
         files.write(_record_path(path), json.dumps(sorted(commits)) + "\n")
         self._record_used(commits)
 

@@ -34,7 +34,7 @@ from milkglass.experiments.needs import RecipeNeeds
 from milkglass.experiments.record import ResultRecord
 
 if TYPE_CHECKING:
-    from milkglass.experiments.runs import RunFolder
+    from milkglass.experiments.runs import RunContext
 
 UNDEFINED_SHARE_REASON = "a share of nothing, such as the precision of a class that no answer names"
 CUT_REASON = "the time of the recipe ended the attack: how far a search got is not a sample, and it has no interval"
@@ -99,14 +99,14 @@ class Recipe(abc.ABC):
         """Returns what decides the figures, as the beginning of the result."""
 
     @abc.abstractmethod
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns the figures. What exists in the run folder is not measured again."""
 
     def result(self) -> dict[str, Any]:
         """Returns what the result says before its figures."""
         return self.about()
 
-    def reproduce(self, run: RunFolder) -> Path:
+    def reproduce(self, run: RunContext) -> Path:
         """Writes RUN/NAME.json: what was run, by which code, and each figure beside the paper's and the demand."""
         figures = [figure.to_json() for figure in self.figures(self.measure(run))]
         predictions = {"predictions": run.predictions} if run.predictions else {}

@@ -19,7 +19,7 @@ from milkglass.experiments.kinds.symbol_generation import SymbolGenerationRecipe
 from milkglass.experiments.needs import RecipeNeeds, note_usage
 from milkglass.experiments.recipe import Recipe, from_entries, read_settings
 from milkglass.experiments.report import table
-from milkglass.experiments.runs import RunFolder
+from milkglass.experiments.runs import RunContext
 from milkglass.progress import Log, no_log
 
 # The class of each `kind` that a recipe's file names
@@ -71,6 +71,6 @@ def reproduce(
     needs.check(recipe.name, progress)
     at_once = needs.trainings_at_once(at_once, progress)
     with note_usage(out):
-        result_path = recipe.reproduce(RunFolder(data, out, at_once, progress, cache))
+        result_path = recipe.reproduce(RunContext(data, out, at_once, progress, cache))
     table.write_pages(result_path)
     return result_path

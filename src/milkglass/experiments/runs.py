@@ -43,8 +43,8 @@ USED_COMMITS_FILE = "taken.json"  # see `used_commits`
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """Holds where a recipe runs, and how.
+class RunContext:
+    """Holds the folders, the log and the settings of one run of a recipe, and what the run reports.
 
     Attributes:
         data: the folder in which the recipe's data paths start.
@@ -52,7 +52,7 @@ class RunFolder:
         parallel_trainings: how many trainings run side by side and share the cores.
         progress: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
-        commits: filled by the run: the commits that made the files that it used of other runs.
+        commits: filled by the run: the commits that made the files which it took from other runs.
         predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`pack_answers`).
     """
 
@@ -70,13 +70,13 @@ class RunFolder:
         return max(1, core_count() // self.parallel_trainings)
 
     def provenance(self) -> dict[str, Any]:
-        """Returns the code that made this run, see the function `provenance`."""
+        """Returns which code made this run, and when, as the function `provenance` does."""
         return provenance(self.out, [*used_commits(self.out), *self.commits])
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Describes one column of a table: a model, the key that scrambles it, and the folder of its training.
+class TrainedVariant:
+    """Describes one column of a results table: a model, the key that scrambles it, and the folder of its training.
 
     Attributes:
         name: the column's name.
@@ -93,14 +93,17 @@ class Variant:
     is_plain: bool
 
 
-def secret_of(seed: int) -> bytes:
-    """Returns 32 bytes in place of a secret, which anyone can derive from the seed: a recipe has no secrets."""
+def seeded_secret(seed: int) -> bytes:
+    """Returns 32 bytes that take the place of a secret.
+
+    Anyone can derive them from the seed: a recipe has no secrets.
+    """
     return hashlib.sha256(f"milkglass recipe seed {seed}".encode()).digest()
 
 
 def seeded_key(base: Checkpoint, ref: str, digest: str, seed: int, scheme: Scheme | None) -> Key:
     """Returns a key that anyone can derive from the recipe's seed. Without a scheme it is the identity."""
-    return key_from_secret(base, scheme, secret_of(seed), ref, digest)
+    return key_from_secret(base, scheme, seeded_secret(seed), ref, digest)
 
 
 def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
@@ -114,12 +117,14 @@ def seeded_codec(key: Key, folder: Path, purpose: str) -> Codec:
     return Codec.open(key, folder, repeated_stream(key.stream(f"choices/{purpose}")))
 
 
-def read_stored(path: Path, kind: type | UnionType, hint: str = "remove it: the same command makes it anew") -> Any:
-    """Returns what a file of an earlier call holds.
+def read_stored_json(
+    path: Path, json_type: type | UnionType, hint: str = "remove it: the same command makes it anew"
+) -> Any:
+    """Returns the JSON that an earlier call wrote to a file.
 
     Args:
         path: the file.
-        kind: the kind of JSON that it must hold, such as dict.
+        json_type: the type that the JSON must have, such as dict.
         hint: the next step if it holds no such thing.
 
     Raises:
@@ -127,15 +132,17 @@ def read_stored(path: Path, kind: type | UnionType, hint: str = "remove it: the 
     """
     try:
         document = json.loads(path.read_text("utf-8"))
-        if not isinstance(document, kind):
-            raise ValueError("another kind of JSON")
+        if not isinstance(document, json_type):
+            raise ValueError("another type of JSON")
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is damaged", hint) from None
     return document
 
 
-def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:
-    """Checks that a folder belongs to this run, or records the run in it. Only its owner can read it afterwards.
+def claim_run_folder(out: Path, run_identity: Mapping[str, Any], version_field: str | None = None) -> None:
+    """Records the run in a new or empty folder, or checks that the folder's record is of this run.
+
+    Only the folder's owner can read it afterwards.
 
     Args:
         out: the folder.
@@ -147,7 +154,7 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
     """
     record = out / "run.json"
     if record.is_file():
-        recorded = read_stored(record, dict, "give a new folder with --out, or remove this one")
+        recorded = read_stored_json(record, dict, "give a new folder with --out, or remove this one")
         if recorded != run_identity:
             if version_field is not None and recorded.get(version_field) != run_identity[version_field]:
                 raise UsageError(
@@ -169,42 +176,42 @@ def require_same_run(out: Path, run_identity: Mapping[str, Any], version_field: 
 
 
 def write_spec(
-    job: Path, model_folder: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
+    job_folder: Path, model_folder: Path, training: Hyperparameters, threads: int | None, splits: Sequence[str] = SPLITS
 ) -> None:
     """Writes the worker's instruction (`JobSpec`) to train a model on the files in a job's folder.
 
     Args:
-        job: the job's folder.
+        job_folder: the job's folder.
         model_folder: the model that is trained.
         training: the hyperparameters.
         threads: how many threads the worker uses. None: it decides.
         splits: the names of the files of rows.
     """
-    data: dict[str, Any] = {split: str(job / f"{split}.safetensors") for split in splits}
+    data: dict[str, Any] = {split: str(job_folder / f"{split}.safetensors") for split in splits}
     spec = JobSpec(model=str(model_folder), **data, hyperparameters=training, threads=threads)
-    files.write(job / "spec.json", spec.model_dump_json())
+    files.write(job_folder / "spec.json", spec.model_dump_json())
 
 
-def run_job(job: Path, progress: Log) -> Status:
+def run_job(job_folder: Path, progress: Log) -> Status:
     """Runs the job of a folder with the server's own worker, unless it has succeeded, and returns its final status.
 
     The checkpoints of a job that succeeded are removed. At a deadline (milkglass/deadline.py) the worker saves its
     steps and ends.
 
     Args:
-        job: the job's folder.
+        job_folder: the job's folder.
         progress: receives lines for the user.
 
     Raises:
         JobFailed: the training failed, or the deadline passed.
     """
-    status = job / "status.json"
+    status = job_folder / "status.json"
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with exit_on_sigterm(), (job / "worker.log").open("ab") as log, start_worker(job, log) as worker:
+        with exit_on_sigterm(), (job_folder / "worker.log").open("ab") as log, start_worker(job_folder, log) as worker:
             try:
-                report_progress(worker, job, progress)
+                report_progress(worker, job_folder, progress)
             except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
                 progress("stopping: the training saves its steps")
                 worker.terminate()
@@ -212,23 +219,26 @@ def run_job(job: Path, progress: Log) -> Status:
                     worker.wait(GRACE_SECONDS)
                 raise
     if not status.is_file():
-        raise JobFailed(f"the training in {job} was stopped", "run the recipe again: it goes on")
+        raise JobFailed(f"the training in {job_folder} was stopped", "run the recipe again: it goes on")
     final_status = Status.model_validate_json(status.read_text("utf-8"))
     if final_status.state != "succeeded":
-        raise JobFailed(f"the training in {job} {final_status.state}: {final_status.error}", "see its worker.log")
-    drop_temporary(job)  # also what an earlier call was stopped before it removed
+        raise JobFailed(
+            f"the training in {job_folder} {final_status.state}: {final_status.error}", "see its worker.log"
+        )
+    drop_temporary(job_folder)  # also what an earlier call was stopped before it removed
     return final_status
 
 
-def start_worker(job: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Starts the server's worker for this job.
+def start_worker(job_folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+    """Starts the server's worker for a job.
 
-    It saves a checkpoint and ends when this process ends, however that happens.
+    The worker saves a checkpoint and ends when this process ends, however that happens.
 
     Args:
+        job_folder: the job's folder.
         log: receives all that the worker prints.
     """
-    command = [*WORKER_COMMAND, str(job), ATTACHED_ARGUMENT]
+    command = [*WORKER_COMMAND, str(job_folder), ATTACHED_ARGUMENT]
     environment = {**LIBRARY_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1"}
     variables = device.child_environment(environment)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
@@ -239,13 +249,13 @@ POLL_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the f
 GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
-def report_progress(worker: subprocess.Popen[bytes], job: Path, progress: Log) -> None:
+def report_progress(worker: subprocess.Popen[bytes], job_folder: Path, progress: Log) -> None:
     """Reports progress until the worker ends. Events of an earlier start are not reported again.
 
     Raises:
         JobFailed: the deadline (milkglass/deadline.py) has passed.
     """
-    start = (job / EVENTS_FILE).stat().st_size if (job / EVENTS_FILE).is_file() else 0
+    start = (job_folder / EVENTS_FILE).stat().st_size if (job_folder / EVENTS_FILE).is_file() else 0
     next_line_time, last_line = time.monotonic(), ""
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -254,7 +264,7 @@ def report_progress(worker: subprocess.Popen[bytes], job: Path, progress: Log) -
             require_time()
             if time.monotonic() < next_line_time:
                 continue
-        line = newest_metrics_text(job, start)
+        line = newest_metrics_text(job_folder, start)
         if line and line != last_line:
             progress(line)
             last_line, next_line_time = line, time.monotonic() + SECONDS_BETWEEN_LINES
@@ -262,9 +272,9 @@ def report_progress(worker: subprocess.Popen[bytes], job: Path, progress: Log) -
             return
 
 
-def newest_metrics_text(job: Path, start: int = 0) -> str:
+def newest_metrics_text(job_folder: Path, start: int = 0) -> str:
     """Returns the message of the newest event of metrics after byte `start`, with the time left, or ""."""
-    for stored in reversed(read_events(job, start)):
+    for stored in reversed(read_events(job_folder, start)):
         if stored.event.type == "metrics":
             seconds_left = stored.event.data.get("eta_seconds") or 0
             time_left = f", about {duration_text(seconds_left)} left" if seconds_left >= 1 else ""
@@ -279,24 +289,25 @@ def used_commits(out: Path) -> list[str]:
 
 
 def record_start(out: Path) -> None:
-    """Records which code began this run folder, since later code does not repeat what was done."""
+    """Records the code that began a run: a resumed run keeps what that code made."""
     record = out / "begun.json"
     if not record.is_file():
-        files.write(record, json.dumps(current_code()) + "\n")
+        files.write(record, json.dumps(code_version()) + "\n")
 
 
 def provenance(out: Path, used: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns the code that made a result, and when.
+    """Returns which code made a result, and when.
 
     Args:
-        used: the commits that made what the run used of other runs.
+        out: the run folder.
+        used: the commits that made the files which the run took from other runs.
 
     Returns:
-        "milkglass", the version; "commit", with a + if the package, the benches or the recipes differ from it, ""
-            outside a checkout; "date"; "begun", the same of the code that began the run, if it was other code;
-            "cells", the commits of `used` that are neither.
+        The fields of `code_version`: "milkglass", the version; "commit", with a + if the package, the benches or the
+        recipes differ from it, "" outside a checkout; "date". Also "begun", the same fields of the code that began the
+        run, if its commit is another one; and "cells", the commits of `used` that are neither.
     """
-    current, record = current_code(), out / "begun.json"
+    current, record = code_version(), out / "begun.json"
     first_code = json.loads(record.read_text("utf-8")) if record.is_file() else {"commit": "not recorded"}
     other_commits = sorted({*used} - {current["commit"], first_code["commit"]})
     last_code = current if first_code["commit"] == current["commit"] else {**current, "begun": first_code}
@@ -304,11 +315,11 @@ def provenance(out: Path, used: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def commits_of(code: Mapping[str, Any]) -> list[str]:
-    """Returns all commits in what `provenance` returned: of the last code, the code that began it, and used parts."""
+    """Returns all commits in a document of `provenance`: "commit", that of "begun", and "cells"."""
     return [code["commit"], *([code["begun"]["commit"]] if "begun" in code else []), *code.get("cells", ())]
 
 
-def current_code() -> dict[str, str]:
+def code_version() -> dict[str, str]:
     """Returns the version and the commit of the code that runs, and today's date in UTC."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     change_mark = (

@@ -33,7 +33,7 @@ from milkglass.experiments.entries import AttackEntries, attacks_of, require_var
 from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.record import ResultRecord, make_records, merge_records
-from milkglass.experiments.runs import RunFolder, require_same_run, secret_of, seeded_codec, seeded_key
+from milkglass.experiments.runs import RunContext, claim_run_folder, seeded_codec, seeded_key, seeded_secret
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -108,10 +108,10 @@ class AttackRecipe(Recipe):
         names += ["seconds"] if self.seconds is not None else []
         return {**self.entries(*names), "variants": self.variants}
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns the figures of each attack and attacker, and the seconds of each variant's attacks together."""
         private, public = split_texts(self, run.data)  # before a model is fetched
-        require_same_run(run.out, {"recipe": self.name, **self.quick_entry})
+        claim_run_folder(run.out, {"recipe": self.name, **self.quick_entry})
         base = Checkpoint.open(resolve(self.model))
         digest = base.digest()
         all_records: list[ResultRecord] = []
@@ -123,7 +123,7 @@ class AttackRecipe(Recipe):
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
             for index in range(self.keys):
-                fitted_scheme = TableDefence(scheme).fit_scheme(base, rows, secret_of(self.seed + index))
+                fitted_scheme = TableDefence(scheme).fit_scheme(base, rows, seeded_secret(self.seed + index))
                 key = seeded_key(base, self.model, digest, self.seed + index, fitted_scheme)
                 work_name = name if self.keys == 1 else f"{name}, key {index + 1}"
                 work_identity = _work_identity(observed_recipe, name, run.data, digest) | (

@@ -33,7 +33,7 @@ from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL_IDS, Labels, LSTMTraining, WordTable, word_id_mask
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, make_records, numbers_by_name
-from milkglass.experiments.runs import SPLITS, RunFolder, pack_answers, require_same_run, unpack_answers
+from milkglass.experiments.runs import SPLITS, RunContext, claim_run_folder, pack_answers, unpack_answers
 from milkglass.metrics.interval import share, with_spread
 from milkglass.models.view import Model
 from milkglass.progress import Log
@@ -93,7 +93,7 @@ class BiLSTMRecipe(Recipe):
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "attacks", "evaluation", "variants")
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns accuracies in percent, and for scrambled variants the losses and the attacks' figures.
 
         These are "accuracy loss" in points, and shares of the running words in percent.
@@ -101,7 +101,7 @@ class BiLSTMRecipe(Recipe):
         """
         table = WordTable.read(data_refs.files_of(run.data, self.model)[0])
         data_digests = data_refs.file_digests(run.data, [self.model, *self.data.values()])
-        require_same_run(run.out, {**self.about(), "sums": data_digests})
+        claim_run_folder(run.out, {**self.about(), "sums": data_digests})
         train, held_out, class_count = _read_splits(self, table, run.data)
         records: list[ResultRecord] = []
         for name, parameters in self.variants.items():

@@ -18,7 +18,7 @@ from milkglass.client.special_tokens import reserved_ids
 from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.record import ResultRecord, make_records
-from milkglass.experiments.runs import RunFolder, Variant, pack_answers
+from milkglass.experiments.runs import RunContext, TrainedVariant, pack_answers
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -36,7 +36,7 @@ class ClassificationRecipe(FineTuningRecipe):
     task = "classification"
 
     def grade_variants(
-        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+        self, run: RunContext, base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns accuracies and a named data set's own measures in percent, and recovery as shares."""
         data_set = data_refs.parse_ref(self.data["validation"])
@@ -45,7 +45,9 @@ class ClassificationRecipe(FineTuningRecipe):
         return recovery_figures(base, variants, statuses) + own_figures
 
 
-def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]) -> list[ResultRecord]:
+def recovery_figures(
+    base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
+) -> list[ResultRecord]:
     """Returns accuracies and their losses in percent, and top-1 and top-3 recovery as shares.
 
     Shares are of the whole vocabulary, and of the running tokens of the training data, as the paper's tables count. The
@@ -77,7 +79,7 @@ def recovery_figures(base: Checkpoint, variants: list[Variant], statuses: Mappin
     return records
 
 
-def occurrence_counts(variant: Variant) -> torch.Tensor:
+def occurrence_counts(variant: TrainedVariant) -> torch.Tensor:
     """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
     ids = TrainingRows.open(variant.job_folder / "train.safetensors").map_tensor("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
@@ -109,7 +111,11 @@ def predicted_classes(
 
 
 def figures_by_measure(
-    variants: Sequence[Variant], measures: Sequence[str], max_length: int, seed: int, packed_answers: dict[str, str]
+    variants: Sequence[TrainedVariant],
+    measures: Sequence[str],
+    max_length: int,
+    seed: int,
+    packed_answers: dict[str, str],
 ) -> list[ResultRecord]:
     """Returns each measure of each variant in percent. `packed_answers` receives each variant's answers."""
     records: list[ResultRecord] = []

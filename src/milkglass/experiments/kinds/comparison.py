@@ -68,7 +68,7 @@ from milkglass.experiments.record import (
     make_records,
     merge_records,
 )
-from milkglass.experiments.runs import RunFolder, commits_of, pack_answers, require_same_run
+from milkglass.experiments.runs import RunContext, claim_run_folder, commits_of, pack_answers
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
@@ -158,11 +158,11 @@ class ComparisonRecipe(Recipe):
         """Returns the key of every cell, in order."""
         return list(product(self.data, self.defences, self.seeds))
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Trains, grades and attacks all cells, and returns their figures. Nothing is written before all is read."""
         trainer = CellTrainer.of(self, run.data, self.cell_keys)
         base, trials = trainer.base, trainer.trials
-        require_same_run(run.out, {**self.about(), "base": trainer.digest})
+        claim_run_folder(run.out, {**self.about(), "base": trainer.digest})
         halves_names = [name for name, entry in self.defences.items() if "encoder" in entry]
         whole_model_settings = (settings for key, settings in trainer.settings.items() if key[1] not in halves_names)
         if halves_names and any(settings.group_by_length for settings in whole_model_settings):
@@ -235,14 +235,14 @@ class CellTrainer:
         }
         return cls(recipe, base, base.digest(), trials, defences, settings)
 
-    def train(self, key: CellKey, run: RunFolder) -> TrainedHalves:
+    def train(self, key: CellKey, run: RunContext) -> TrainedHalves:
         """Returns a cell with its model, trained if it is not in the run's cache. Raises what `train_cell` raises."""
         name, defence, seed = key
         title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
         log: Log = lambda text: run.progress(f"{title}: {text}")  # noqa: E731
         return train_cell(self.base, *self._identity(key), _cells_folder(run), run.threads, log)
 
-    def grade(self, key: CellKey, run: RunFolder) -> GradedCell:
+    def grade(self, key: CellKey, run: RunContext) -> GradedCell:
         """Returns a cell, trained if the run's cache has no answers of it, or if its model is to be attacked."""
         stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(key), _cells_folder(run))
         return stored_cell or self.train(key, run)
@@ -254,7 +254,7 @@ class CellTrainer:
         return self.digest, self.trials[name, seed], trained_defence, self.settings[key], seed
 
 
-def _cells_folder(run: RunFolder) -> Path:
+def _cells_folder(run: RunContext) -> Path:
     """Returns the folder with the cells of a run."""
     return run.cache or run.out / "cells"
 

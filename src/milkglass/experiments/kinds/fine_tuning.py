@@ -26,9 +26,9 @@ from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import (
     SPLITS,
-    RunFolder,
-    Variant,
-    require_same_run,
+    RunContext,
+    TrainedVariant,
+    claim_run_folder,
     run_job,
     seeded_codec,
     seeded_key,
@@ -90,27 +90,27 @@ class FineTuningRecipe(Recipe):
         """Returns the scheme of a variant. None: its model is not scrambled."""
         return scheme_of_recipe(parameters) if parameters else None
 
-    def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
+    def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunContext) -> Key:
         """Returns the key that encodes a variant's data and scrambles its model. `digest` is the base model's."""
         return seeded_key(base, self.model, digest, self.seed, self.scheme(parameters))
 
-    def text_files(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+    def text_files(self, base: Checkpoint, run: RunContext) -> Mapping[str, Mapping[str, Path]]:
         """Returns for each variant the file of each split. By default all variants have the same files."""
         paths = {
             split: data_refs.as_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
         }
         return dict.fromkeys(self.variants, paths)
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         data_refs.file_digests(run.data, self.data.values())  # missing data are reported before a model is fetched
         base = Checkpoint.open(resolve(self.model))
         variants = self.prepare_variants(base, run)
         return self.grade_variants(run, base, variants, train_variants(variants, run))
 
-    def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
+    def prepare_variants(self, base: Checkpoint, run: RunContext) -> list[TrainedVariant]:
         """Returns the variants to be trained. Scrambles the models, and writes rows and specs, if they do not exist."""
         digest, data_digests = base.digest(), data_refs.file_digests(run.data, self.data.values())
-        require_same_run(run.out, {**self.about(), "base": digest, "data": data_digests})
+        claim_run_folder(run.out, {**self.about(), "base": digest, "data": data_digests})
         paths = self.text_files(base, run)
         variants = []
         for name, parameters in self.variants.items():
@@ -119,14 +119,14 @@ class FineTuningRecipe(Recipe):
             if not model.exists():
                 run.progress(f"{name}: the model is scrambled")
                 scramble(base, key, model)
-            variant = Variant(name, model, key, run.out / name, not parameters)
+            variant = TrainedVariant(name, model, key, run.out / name, not parameters)
             write_job(self, base, paths[name], variant, run.threads)
             variants.append(variant)
         return variants
 
     @abc.abstractmethod
     def grade_variants(
-        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+        self, run: RunContext, base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures of the trained variants."""
 
@@ -139,7 +139,11 @@ def _label_count_setting(data: Mapping[str, str]) -> dict[str, int]:
 
 
 def write_job(
-    recipe: FineTuningRecipe, base: Checkpoint, text_files: Mapping[str, Path], variant: Variant, threads: int | None
+    recipe: FineTuningRecipe,
+    base: Checkpoint,
+    text_files: Mapping[str, Path],
+    variant: TrainedVariant,
+    threads: int | None,
 ) -> None:
     """Writes a variant's encoded data and its job's spec.
 
@@ -175,10 +179,10 @@ def write_rows(
     return counts
 
 
-def train_variants(variants: list[Variant], run: RunFolder) -> dict[str, Status]:
+def train_variants(variants: list[TrainedVariant], run: RunContext) -> dict[str, Status]:
     """Runs the jobs with the server's own worker. A job that succeeded is not run again."""
 
-    def run_variant(variant: Variant) -> Status:
+    def run_variant(variant: TrainedVariant) -> Status:
         return run_job(variant.job_folder, lambda line: run.progress(f"{variant.name}: {line}"))
 
     with ThreadPoolExecutor(run.parallel_trainings) as pool:

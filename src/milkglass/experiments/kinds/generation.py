@@ -37,7 +37,7 @@ from milkglass.experiments import data_refs
 from milkglass.experiments.kinds.fine_tuning import FineTuningRecipe
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, make_records
-from milkglass.experiments.runs import RunFolder, Variant, pack_answers, seeded_codec
+from milkglass.experiments.runs import RunContext, TrainedVariant, pack_answers, seeded_codec
 from milkglass.metrics import ifeval, text
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
@@ -136,7 +136,7 @@ class GeneratorTuningRecipe(FineTuningRecipe):
 
     def answer_figures(
         self,
-        run: RunFolder,
+        run: RunContext,
         losses: tuple[RowValues, RowValues],
         texts: Sequence[str],
         references: Sequence[str],
@@ -156,7 +156,7 @@ class GeneratorTuningRecipe(FineTuningRecipe):
             {name: scores[name] for name in self.rouge_measures}, self.seed, fields, run.predictions
         )
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         if self.instruction_file:  # before hours of training
             self.instruction_file.read(run.data)
         return super().measure(run)
@@ -169,7 +169,7 @@ class GenerationRecipe(GeneratorTuningRecipe):
     rouge_measures = ROUGE_MEASURES
 
     def grade_variants(
-        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+        self, run: RunContext, base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the loss and ROUGE of each variant, and what attackers read of its answers.
 
@@ -357,7 +357,7 @@ def cut_at_stop(ids: np.ndarray[Any, Any], stop_ids: Sequence[int]) -> np.ndarra
 
 # --- what attackers read ----------------------------------------------------------------------------------------------
 def attack_figures(
-    seed: int, base: Checkpoint, variant: Variant, codec: Codec, answers: GeneratedAnswers
+    seed: int, base: Checkpoint, variant: TrainedVariant, codec: Codec, answers: GeneratedAnswers
 ) -> list[ResultRecord]:
     """Returns the figures of what the attackers read of a variant's answers.
 

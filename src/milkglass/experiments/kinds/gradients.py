@@ -48,7 +48,7 @@ from milkglass.experiments.procedures.private_rows import (
 )
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, make_records
-from milkglass.experiments.runs import RunFolder, require_same_run
+from milkglass.experiments.runs import RunContext, claim_run_folder
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -112,12 +112,12 @@ class GradientRecipe(SharedStepRecipe):
     def about(self) -> dict[str, Any]:
         return super().about() | {"texts": self.texts, "attacks": self.attacks}
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns the figures. An attack that does not apply has none, which is reported."""
         base = Checkpoint.open(resolve(self.model))
         texts = from_entries(GradientTexts, self.texts)
         refs = [self.data, *([texts.reference] if texts.reference else [])]
-        require_same_run(
+        claim_run_folder(
             run.out, {**self.about(), "base": base.digest(), "sums": data_refs.file_digests(run.data, refs)}
         )
         cache = ArtifactCache(run.cache or run.out, run.out)

@@ -39,7 +39,7 @@ from milkglass.experiments.entries import parse_hyperparameters, require_names, 
 from milkglass.experiments.kinds.generation import load_generator
 from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord, make_records
-from milkglass.experiments.runs import RunFolder, Variant, require_same_run, run_job, seeded_key, write_spec
+from milkglass.experiments.runs import RunContext, TrainedVariant, claim_run_folder, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
 from milkglass.progress import Log
@@ -92,18 +92,18 @@ class OverheadRecipe(Recipe):
     def about(self) -> dict[str, Any]:
         return self.entries("seed", "data", "training", "evaluation", "variants")
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns seconds, and hours of the extrapolated training, as "PART, client" and "PART, server"."""
         base = Checkpoint.open(resolve(self.model))
         digest, out = base.digest(), run.out
-        require_same_run(
+        claim_run_folder(
             out, {**self.about(), "base": digest, "sums": data_refs.file_digests(run.data, self.data.values())}
         )
         ((name, parameters),) = self.variants.items()
         key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
         codec = Codec.open(key, base.folder)
         source = data_refs.as_file(run.data, self.data["train"], out / "data", run.progress)
-        variant = Variant(name, out / f"{name}-model", key, out / name, is_plain=False)
+        variant = TrainedVariant(name, out / f"{name}-model", key, out / name, is_plain=False)
         partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
         run.progress("client: obfuscation")
         result |= partial_results.get_or_compute(
@@ -142,7 +142,7 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
     return {"obfuscation, client": median(seconds)}
 
 
-def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: Variant) -> dict[str, float]:
+def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: TrainedVariant) -> dict[str, float]:
     """Returns the median seconds of tokenising the training rows, and their number."""
     files.make_private_dir(variant.job_folder)
     out = variant.job_folder / "train.parquet"
@@ -152,7 +152,7 @@ def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, varia
     return {"tokenisation, client": median(seconds), "training rows": float(counts[0].row_count)}
 
 
-def _time_training(recipe: OverheadRecipe, variant: Variant, row_count: int, progress: Log) -> dict[str, float]:
+def _time_training(recipe: OverheadRecipe, variant: TrainedVariant, row_count: int, progress: Log) -> dict[str, float]:
     """Returns the median seconds of a training step, and the hours of the whole training that follow from them."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         leftover = variant.job_folder / name

@@ -50,7 +50,7 @@ from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.procedures.trials import quality_figures
 from milkglass.experiments.record import ResultRecord, make_records
-from milkglass.experiments.runs import SPLITS, RunFolder, Variant, seeded_codec
+from milkglass.experiments.runs import SPLITS, RunContext, TrainedVariant, seeded_codec
 from milkglass.metrics.interval import ratio, share, with_spread
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.examples import read_examples
@@ -115,7 +115,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         """Returns the instruction if it is not sanitized, else ""."""
         return self.instruction if self.keep_instruction else ""
 
-    def text_files(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+    def text_files(self, base: Checkpoint, run: RunContext) -> Mapping[str, Mapping[str, Path]]:
         """Returns the rows that were drawn, and for each variant the same rows sanitized."""
         plain = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
         row_counts = {"train": self.rows, "validation": self.evaluation["answers"]}
@@ -133,12 +133,12 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
             }
         return paths_by_variant
 
-    def _chats(self, run: RunFolder, split: str) -> list[Any]:
+    def _chats(self, run: RunContext, split: str) -> list[Any]:
         return sanitized_chats.conversations_of(
             data_refs.load_examples(run.data, self.data[split], run.progress), self.instruction, self.words
         )
 
-    def _sanitizers(self, base: Checkpoint, run: RunFolder) -> Mapping[str, ChatSanitizer | None]:
+    def _sanitizers(self, base: Checkpoint, run: RunContext) -> Mapping[str, ChatSanitizer | None]:
         """Returns the sanitizer of each variant.
 
         Sensitive tokens are counted on all rows that fit, since most tokens never occur in a small corpus and would be
@@ -153,7 +153,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         }
 
     def grade_variants(
-        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+        self, run: RunContext, base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures of all variants. One model is loaded at a time and answers all its prompts.
 
@@ -188,8 +188,8 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         return records
 
     def _answer_plan(
-        self, base: Checkpoint, variants: list[Variant]
-    ) -> Iterator[tuple[Path, list[tuple[Variant, str]]]]:
+        self, base: Checkpoint, variants: list[TrainedVariant]
+    ) -> Iterator[tuple[Path, list[tuple[TrainedVariant, str]]]]:
         """Yields the folder of each model, and the variants whose prompts it answers, with the stage."""
         plain = next(variant for variant in variants if variant.is_plain)
         sanitizing = [variant for variant in variants if not variant.is_plain]
@@ -198,7 +198,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         for variant in sanitizing:
             yield variant.job_folder / "result", [(variant, STAGE_AFTER)]
 
-    def _prompt_set(self, run: RunFolder, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
+    def _prompt_set(self, run: RunContext, codec: Codec, sanitizer: ChatSanitizer | None) -> PromptSet:
         """Returns the validation prompts as one variant sends them, with the true answers."""
         examples = list(read_examples(run.out / "data" / "validation.jsonl"))
         conversations = [example.messages[:-1] for example in examples]
@@ -212,7 +212,13 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         return PromptSet([prompt.ids for prompt in sent], reference_answers(examples), private_counts, unchanged_counts)
 
     def _answer_record(
-        self, run: RunFolder, model: PreTrainedModel, codec: Codec, variant: Variant, prompt_set: PromptSet, stage: str
+        self,
+        run: RunContext,
+        model: PreTrainedModel,
+        codec: Codec,
+        variant: TrainedVariant,
+        prompt_set: PromptSet,
+        stage: str,
     ) -> dict[str, Any]:
         """Returns a model's losses and its written answers, as they are stored."""
         held_out = TrainingDataset(variant.job_folder / "validation.safetensors", "causal-lm", self.training.max_length)
@@ -228,7 +234,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         return answers
 
     def _result_records(
-        self, run: RunFolder, answers: Mapping[str, Any], prompt_set: PromptSet, variant: Variant, stage: str
+        self, run: RunContext, answers: Mapping[str, Any], prompt_set: PromptSet, variant: TrainedVariant, stage: str
     ) -> list[ResultRecord]:
         """Returns the figures of one variant's answers at one stage."""
         fields = {"variant": variant.name, "when": stage}

@@ -46,7 +46,7 @@ from milkglass.experiments.procedures.private_rows import (
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.report import theory_plots
-from milkglass.experiments.runs import RunFolder, require_same_run
+from milkglass.experiments.runs import RunContext, claim_run_folder
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve
@@ -85,11 +85,11 @@ class SharedTrainingRecipe(SharedStepRecipe):
     def about(self) -> dict[str, Any]:
         return super().about() | {"training": self.training, "evaluation": self.evaluation}
 
-    def measure(self, run: RunFolder) -> list[ResultRecord]:
+    def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns the figures of each defence; "untrained" is the model before training."""
         base = Checkpoint.open(resolve(self.model))
         data_digests = data_refs.file_digests(run.data, [self.data])
-        require_same_run(run.out, {**self.about(), "base": base.digest(), "sums": data_digests})
+        claim_run_folder(run.out, {**self.about(), "base": base.digest(), "sums": data_digests})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
         rows_and_class_count = _split_rows(self, tokenizer, run.data)
         site = TrainingSite(base, self, *rows_and_class_count, tokenizer, run.out, cache, run.progress)

@@ -41,7 +41,7 @@ from milkglass.experiments.procedures import sanitized_chats
 from milkglass.experiments.procedures.fewer_layers import require_layers, write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.record import ResultRecord
-from milkglass.experiments.runs import SPLITS, RunFolder, Variant, secret_of
+from milkglass.experiments.runs import SPLITS, RunContext, TrainedVariant, seeded_secret
 from milkglass.models.checkpoint import Checkpoint, end_ids
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream, subkey
@@ -89,16 +89,16 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
             if entry and not isinstance(self.scheme(entry), Coarse):
                 raise UsageError(f"{name} has no symbols", 'say scheme = "coarse"')
 
-    def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunFolder) -> Key:
+    def key(self, base: Checkpoint, digest: str, parameters: Mapping[str, Any], run: RunContext) -> Key:
         scheme = self.scheme(parameters)
         if scheme is None:
             return super().key(base, digest, parameters, run)
-        secret = secret_of(self.seed)
+        secret = seeded_secret(self.seed)
         counted = self._count_public_tokens(base, run)
         with_map = fit_map(base, scheme, counted, lambda label: Stream(subkey(secret, digest, label)))
         return new_key(base, self.model, with_map, digest, secret)
 
-    def _count_public_tokens(self, base: Checkpoint, run: RunFolder) -> CountedTexts:
+    def _count_public_tokens(self, base: Checkpoint, run: RunContext) -> CountedTexts:
         """Returns counts of public text alone, since the weights of the symbols' rows can be read from the table."""
         codec = public_codec(base)
         public = data_refs.load_examples(run.data, self.data[PUBLIC])
@@ -107,7 +107,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
         counts[special] = 0
         return CountedTexts(None, counts, counts, special)
 
-    def text_files(self, base: Checkpoint, run: RunFolder) -> Mapping[str, Mapping[str, Path]]:
+    def text_files(self, base: Checkpoint, run: RunContext) -> Mapping[str, Mapping[str, Path]]:
         paths = {split: run.out / "data" / f"{split}.jsonl" for split in SPLITS}
         for split, path in paths.items():
             if not path.is_file():
@@ -117,7 +117,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
                 sanitized_chats.write_chats(rows if split == "train" else rows[: self.evaluation["rows"]], path)
         return dict.fromkeys(self.variants, paths)
 
-    def prepare_variants(self, base: Checkpoint, run: RunFolder) -> list[Variant]:
+    def prepare_variants(self, base: Checkpoint, run: RunContext) -> list[TrainedVariant]:
         """Returns the variants, and the client's model as one more."""
         require_layers(base, self.client_layers)  # before anything is scrambled
         variants = super().prepare_variants(base, run)
@@ -129,7 +129,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
         return [*variants, client]
 
     def grade_variants(
-        self, run: RunFolder, base: Checkpoint, variants: list[Variant], statuses: Mapping[str, Status]
+        self, run: RunContext, base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns the figures. One server's model is loaded at a time, beside the two clients'."""
         folders = {variant.name: variant.job_folder / "result" for variant in variants} | {PUBLIC: base.folder}
@@ -158,11 +158,11 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
                     records += self._pair_figures(run, codec.without_scrambling, pair, examples, fields, known_fields)
         return records
 
-    def _held_out(self, run: RunFolder) -> list[Example]:
+    def _held_out(self, run: RunContext) -> list[Example]:
         return list(read_examples(run.out / "data" / "validation.jsonl"))
 
     def _single_figures(
-        self, run: RunFolder, base: Checkpoint, plain: Variant, model: Any, examples: list[Example], name: str
+        self, run: RunContext, base: Checkpoint, plain: TrainedVariant, model: Any, examples: list[Example], name: str
     ) -> list[ResultRecord]:
         """Returns the figures of one model that answers alone."""
         codec = public_codec(base)
@@ -175,7 +175,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
 
     def _pair_figures(
         self,
-        run: RunFolder,
+        run: RunContext,
         codec: Codec,
         pair: AnsweringPair,
         examples: list[Example],
@@ -200,7 +200,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
         records = self.answer_figures(run, (losses, tokens), texts, generation.reference_answers(examples), fields)
         return records + loss_figures((losses_symbols_known, tokens), self.seed, known_fields, run.predictions)
 
-    def _id_entropy(self, run: RunFolder, codec: Codec) -> float:
+    def _id_entropy(self, run: RunContext, codec: Codec) -> float:
         """Returns the entropy of the ids of the training rows, in bits."""
         rows = list(read_examples(run.out / "data" / "train.jsonl"))
         counts = encode_examples(codec.without_scrambling, rows).original.counts(len(codec.sigma))

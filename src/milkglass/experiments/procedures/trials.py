@@ -37,7 +37,7 @@ from milkglass.experiments.runs import (
     provenance,
     record_start,
     run_job,
-    secret_of,
+    seeded_secret,
     unpack_answers,
     write_spec,
 )
@@ -280,7 +280,7 @@ def load_or_split(
         if (folder / "server").is_dir():  # of a run that was stopped here
             shutil.rmtree(folder / "server")
         with count_seconds(folder, "client_seconds"):
-            client, server = defence.split(base, corpus, secret_of(seed), folder / "server")
+            client, server = defence.split(base, corpus, seeded_secret(seed), folder / "server")
             client.save(folder / "client")
     if isinstance(client, TokenClient):
         client = replace(client, codec=replace(client.codec, max_tokens=min(client.codec.max_tokens, max_length)))

@@ -1,4 +1,4 @@
-"""What attackers read of what a way sends: the audit's attacks, on the halves that the way trained."""
+"""Runs the audit's attacks on the halves that a way trained, and reports what they read of what the way sends."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 
 # Folders of the package without code that decides a figure of a comparison
-WITHOUT_FIGURES = frozenset(
+FOLDERS_WITHOUT_FIGURES = frozenset(
     {"attest", "audit/report", "cli", "compare/report", "demo", "engines", "federated", "lab", "monitor", "proxy"}
 )
-ALL_READ = "it is sent as it is"
+SENT_UNCHANGED = "it is sent as it is"
 
 
 @cache
@@ -50,42 +50,48 @@ def _package_versions() -> bytes:
     return json.dumps(sorted({f"{package.name}=={package.version}" for package in distributions()})).encode()
 
 
-def figures_code() -> str:
+def code_digest() -> str:
     """Returns a digest of the code that decides what a way answers and what attacks read of it.
 
-    It is that of the package's sources and of the versions of all installed packages, such as one that brings a way.
-    What other code found is not taken over. Trained halves are, by the version of their files alone.
+    It covers the package's sources but FOLDERS_WITHOUT_FIGURES, and the versions of all installed packages. Results of
+    other code are not reused; trained halves are, if the version of their files is the same.
     """
-    return source_digest(_package_versions(), excluded=WITHOUT_FIGURES)
+    return source_digest(_package_versions(), excluded=FOLDERS_WITHOUT_FIGURES)
 
 
-def reading_of(
-    setting: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
+def attack_halves(
+    settings: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
     progress: Callable[[AttackResult], None] = lambda result: None, on_begin: Log = no_log,
-    attacks: Mapping[str, Attack] = ATTACKS, clock: float = math.nan, deadline: Budget | None = None,
+    attacks: Mapping[str, Attack] = ATTACKS, clock_seconds: float = math.nan, deadline: Budget | None = None,
 ) -> Reading:  # fmt: skip
-    """Attacks a half of the rows that are trained with. The attacker has the other half, and public text.
+    """Attacks the texts `settings.rows.private` through the halves of one way, and returns what is read.
+
+    All attackers have the server's half. One has no text, one has `public`, and one has the training texts
+    `settings.rows.others`.
 
     Args:
-        public: text of another kind that an attacker has, too.
-        budget: of all attacks.
-        work_folder: where results are kept, so that an interrupted comparison goes on. Those of other texts or attacks
-            have another folder in it.
+        settings: what all ways of the comparison share.
+        cell: the halves that the way trained.
+        public: public text of another kind than the rows.
+        budget: the budget of all attacks together.
+        work_folder: where results are kept, so that an interrupted comparison goes on. Other texts, attacks or code use
+            another folder in it.
         progress: receives the result of each attack.
         on_begin: receives the title of each attack when it begins.
-        clock: the seconds by the clock after which `budget` is over too; nan if no clock ends it.
+        attacks: the attacks, by name.
+        clock_seconds: the seconds by the clock after which `budget` is over too; nan if no clock ends it.
         deadline: a budget of the clock's seconds that ends an attack which did not end by itself.
     """
-    private, corpora = setting.rows.private, {OTHER: list(public), ALIKE: setting.rows.others}
+    private, corpora = settings.rows.private, {OTHER: list(public), ALIKE: settings.rows.others}
     held_corpora = {who: texts for who, texts in corpora.items() if texts}
-    scene = scene_of(setting.base, cell.client, cell.server, private, held_corpora)
+    scene = scene_of(settings.base, cell.client, cell.server, private, held_corpora)
     signatures = [signature(attack) for attack in attacks.values()]
     texts = _digest([*private, "", *public])
-    identity = {"cell": cell.name, "texts": texts, "attacks": signatures, "code": figures_code()}
+    identity = {"cell": cell.name, "texts": texts, "attacks": signatures, "code": code_digest()}
     with cap_torch_threads():
         folder = work_folder / _digest([json.dumps(identity)])[:12]
         store, options = ResumeStore.open(folder, identity), RunOptions(deadline=deadline, on_begin=on_begin)
-        finished = run(scene, attacks, store, budget, setting.seed, progress, options)
+        finished = run(scene, attacks, store, budget, settings.seed, progress, options)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
     failed = [result for result in finished.results if result.state == "failed"]
@@ -95,9 +101,9 @@ def reading_of(
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         guessed = floors_of(scene)["same words f1"]
-        bag = () if best_bag is None else (_bag_in_words(best_bag.measures["bag f1"], is_cut, guessed),)
-        return Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock, more=(*bag, *faults))
-    index = _example_index(scene, setting.seed)
+        bag = () if best_bag is None else (_unordered_words_text(best_bag.measures["bag f1"], is_cut, guessed),)
+        return Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock_seconds, more=(*bag, *faults))
+    index = _example_index(scene, settings.seed)
     example = read_example(scene, finished.readings[best.adversary, best.attack], index)
     if example is not None and index is not None and isinstance(cell.client, ReplacedTextClient):
         example = replace(example, sent_text=cell.client.prepare([private[index]])[0])
@@ -118,7 +124,7 @@ def reading_of(
         more = (f"{share} of all tokens; no {noun} was recognised in the texts", *more)
     reading = Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_shares else None,
-        most_read("name"), most_read("number"), cut=is_cut, work=budget.seconds, clock=clock, more=more,
+        most_read("name"), most_read("number"), cut=is_cut, work=budget.seconds, clock=clock_seconds, more=more,
         masks=masks, example=example,
     )  # fmt: skip
     return _with_guessing(reading, scene)
@@ -140,9 +146,9 @@ def _example_index(scene: Scene, seed: int) -> int | None:
     return max(example_indices(scene, seed), key=worth, default=None)
 
 
-def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
+def reading_of_plain_text(settings: ComparisonSettings, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
-    scene = scene_of(setting.base, cell.client, cell.server, setting.rows.private, {})
+    scene = scene_of(settings.base, cell.client, cell.server, settings.rows.private, {})
     truth, texts = scene.truth, scene.texts
     everything = Interval(1.0, 1.0, 1.0, len(truth.tokens))
     has_content = bool(_content_ids(scene)[truth.tokens.ids].any())
@@ -150,8 +156,8 @@ def full_reading(setting: ComparisonSettings, cell: TrainedHalves) -> Reading:
     has_numbers = texts is None or bool(texts.is_number.any())
     content, names, numbers = (everything if has else None for has in (has_content, has_names, has_numbers))
     more = () if has_content else ("100 % of all tokens; no content word was recognised in the texts",)
-    example = read_example(scene, truth.tokens.ids, _example_index(scene, setting.seed))
-    return Reading(ALL_READ, "", everything, content, names, numbers, more=more, example=example)
+    example = read_example(scene, truth.tokens.ids, _example_index(scene, settings.seed))
+    return Reading(SENT_UNCHANGED, "", everything, content, names, numbers, more=more, example=example)
 
 
 def _content_ids(scene: Scene) -> NDArray[np.bool_]:
@@ -218,7 +224,7 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
     return tuple(words)
 
 
-def _bag_in_words(score: Interval, is_cut: bool, guessed: float) -> str:
+def _unordered_words_text(score: Interval, is_cut: bool, guessed: float) -> str:
     """Returns how many words are named, with an interval, or as "at least" if attacks ended before they were done.
 
     Args:
