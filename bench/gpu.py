@@ -196,12 +196,13 @@ def job(asked: argparse.Namespace, figures: Figures) -> None:
     size = sum(path.stat().st_size for path in scrambled.iterdir())
     figures.add("GB of the delta", round(size / 1e9, 2))
     with ServerProcess(home, (model,), out / "serve.log", ("--max-batch", str(max(STREAMS)))) as service:
-        at = ["--server", service.url, "--token-file", home / "token"]
+        url = service.wait_for_url()
+        at = ["--server", url, "--token-file", home / "token"]
         figures.add("seconds of upload", _timed([*MILKGLASS, "upload", scrambled, "--name", "big", *at], out))
         asks = ["big", "My patient has a cough.", "--raw", "--max-tokens", "16", "--key", key]
         figures.add("seconds of the first answer", _timed([*MILKGLASS, "generate", *asks, *at], out))
         for streams in STREAMS:
-            found = [asyncio.run(_speed(service.url, service.token, streams, seed)) for seed in range(ROUNDS)][1:]
+            found = [asyncio.run(_speed(url, service.token, streams, seed)) for seed in range(ROUNDS)][1:]
             speed, first = (round(statistics.median(values), 3) for values in zip(*found, strict=True))
             figures.add("tokens a second", speed, note=str(streams))
             figures.add("seconds to a token", first, note=str(streams))

@@ -82,7 +82,7 @@ def _answering(folder: Path) -> Callable[[], object]:
     def served(first: bool = False) -> None:
         with (
             ServerProcess(folder / "home", (), folder / f"log-{next(numbers)}") as service,
-            Remote(service.url, service.token) as remote,
+            Remote(service.wait_for_url(), service.token) as remote,
         ):
             if first:
                 remote.upload_model(folder / "smollm2", "smollm2")

@@ -32,7 +32,7 @@ def measure(quick: bool) -> Iterator[Figure]:
 
         with (
             ServerProcess(folder / "home", (), folder / "log") as service,
-            Remote(service.url, service.token) as remote,
+            Remote(service.wait_for_url(), service.token) as remote,
         ):
 
             def ours() -> None:

@@ -41,7 +41,7 @@ from milkglass.attest.front import (
 )
 from milkglass.attest.passthrough import PAD_BYTES, QUIET_HEADER, SLOT_BYTES, STATE_HEADER, fill_slots, filler_bytes
 from milkglass.attest.providers import EVIDENCE_PATH
-from milkglass.attest.sealing import Vault, seal
+from milkglass.attest.sealing import ReleaseInbox, seal
 from milkglass.attest.sources import EvidenceSource, Software, Tsm, parse_certificate_table, read_nvml_evidence
 from milkglass.cli.serve import FrontAddress
 from milkglass.errors import AttestationError, Busy, Conflict, Unreachable, UsageError
@@ -436,10 +436,10 @@ def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> 
     engine = Starlette(
         routes=[Route(path, engine_answers, methods=[how]) for path, how in passthrough.METHOD_BY_PATH.items()]
     )
-    token, vault = "t" * 16, Vault.new(tmp_path / "got", SENDER)
+    token, inbox = "t" * 16, ReleaseInbox.new(tmp_path / "got", SENDER)
 
     async def work() -> None:
-        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1", vault, token=token), engine) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, "http://127.0.0.1:1", inbox, token=token), engine) as one:
             for authorization in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
                 for path, how in passthrough.METHOD_BY_PATH.items():
                     answer = await one.request(how, path, headers=authorization)
@@ -449,7 +449,7 @@ def test_whoever_has_no_token_gets_evidence_and_health_alone(tmp_path: Path) -> 
                     await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()}, headers=authorization)
                 ).status_code == 200
             assert {*reached} == {"/health"}
-            sealed = seal(b"x", vault.public_key, "x")
+            sealed = seal(b"x", inbox.public_key, "x")
             released = await one.post(RELEASE_PATH, params={"name": "x"}, content=sealed, headers=WITH_TOKEN)
             assert released.status_code == 200, "a release has a token of its own"
             with_token = {"Authorization": f"Bearer {token}"}
@@ -761,52 +761,52 @@ WITH_TOKEN = {"Authorization": f"Bearer {RELEASE_TOKEN}"}
 
 
 def test_a_file_opens_in_the_job_it_was_sealed_to_and_under_its_name(tmp_path: Path) -> None:
-    vault, other = Vault.new(tmp_path / "a", SENDER), Vault.new(tmp_path / "b", SENDER)
-    sealed = seal(b"a key", vault.public_key, "my.mgkey")
-    assert vault.open(BytesIO(sealed), "my.mgkey").read_bytes() == b"a key"
-    assert len(seal(b"", vault.public_key, "x")) == sealing.SEALED_EXTRA_BYTES
+    inbox, other = ReleaseInbox.new(tmp_path / "a", SENDER), ReleaseInbox.new(tmp_path / "b", SENDER)
+    sealed = seal(b"a key", inbox.public_key, "my.mgkey")
+    assert inbox.unseal(BytesIO(sealed), "my.mgkey").read_bytes() == b"a key"
+    assert len(seal(b"", inbox.public_key, "x")) == sealing.SEALED_EXTRA_BYTES
     assert (tmp_path / "a").stat().st_mode & 0o077 == 0 and (tmp_path / "a" / "my.mgkey").stat().st_mode & 0o077 == 0
     (tmp_path / "a" / "my.mgkey").unlink()
-    for where, what, name in ((other, sealed, "my.mgkey"), (vault, sealed, "other"), (vault, sealed[:-1], "my.mgkey"),
-                              (vault, b"", "my.mgkey")):  # fmt: skip
+    for where, what, name in ((other, sealed, "my.mgkey"), (inbox, sealed, "other"), (inbox, sealed[:-1], "my.mgkey"),
+                              (inbox, b"", "my.mgkey")):  # fmt: skip
         with pytest.raises(AttestationError):
-            where.open(BytesIO(what), name)
+            where.unseal(BytesIO(what), name)
     for name in ("../x", "", "a/b", ".hidden", "x" * 101, "a b"):
         with pytest.raises(UsageError):
-            vault.open(BytesIO(sealed), name)
+            inbox.unseal(BytesIO(sealed), name)
     for public in (b"", b"\xff" * 1_216):
         with pytest.raises(AttestationError):
             seal(b"x", public, "x")
     for sender in ("", "x" * 64, SENDER.upper(), SENDER[1:]):
         with pytest.raises(UsageError):
-            Vault.new(tmp_path / "c", sender)
+            ReleaseInbox.new(tmp_path / "c", sender)
     with pytest.raises(UsageError, match="openssl rand"):
         sealing.token_digest("short")
     assert sealing.token_digest(RELEASE_TOKEN) == SENDER
 
 
 def test_no_file_is_replaced_whoever_put_it_there(tmp_path: Path) -> None:
-    vault = Vault.new(tmp_path / "got", SENDER)
-    vault.open(BytesIO(seal(b"the owner's", vault.public_key, "my.mgkey")), "my.mgkey")
+    inbox = ReleaseInbox.new(tmp_path / "got", SENDER)
+    inbox.unseal(BytesIO(seal(b"the owner's", inbox.public_key, "my.mgkey")), "my.mgkey")
     (tmp_path / "got" / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("my.mgkey", "link"):
         with pytest.raises(Conflict, match=name):
-            vault.open(BytesIO(seal(b"a stranger's", vault.public_key, name)), name)
+            inbox.unseal(BytesIO(seal(b"a stranger's", inbox.public_key, name)), name)
     assert (tmp_path / "got" / "my.mgkey").read_bytes() == b"the owner's" and not (tmp_path / "elsewhere").exists()
     for number in range(sealing.MAX_FILES - 2):
         (tmp_path / "got" / f"f{number}").touch()
     with pytest.raises(Conflict, match=str(sealing.MAX_FILES)):
-        vault.open(BytesIO(seal(b"x", vault.public_key, "one-more")), "one-more")
+        inbox.unseal(BytesIO(seal(b"x", inbox.public_key, "one-more")), "one-more")
 
 
 def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key(tmp_path: Path) -> None:
-    vault = Vault.new(tmp_path / "got", SENDER)
-    source = EvidenceSource(Software(), sealing_key=vault.public_key)
+    inbox = ReleaseInbox.new(tmp_path / "got", SENDER)
+    source = EvidenceSource(Software(), sealing_key=inbox.public_key)
 
     async def work() -> None:
-        async with client(AttestationGateway(source, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(source, SPKI, None, inbox)) as one:
             found = HardwareEvidence.parse((await one.get(EVIDENCE_PATH, params={"nonce": NONCE.hex()})).content)
-            assert found.sealing_key == vault.public_key
+            assert found.sealing_key == inbox.public_key
             evidence.verify(found, TODAY, SPKI, NONCE)
             swapped = json.loads(found.document()) | {"sealing": ""}
             with pytest.raises(AttestationError):
@@ -834,8 +834,8 @@ def test_a_job_takes_files_that_were_sealed_to_it_and_its_evidence_binds_the_key
 
 def test_a_file_without_the_senders_token_is_refused_before_it_arrives(tmp_path: Path) -> None:
     """A stranger has the published key, and seals a file that would open."""
-    vault = Vault.new(tmp_path / "got", SENDER)
-    sealed = seal(b"a stranger's", vault.public_key, "my.mgkey")
+    inbox = ReleaseInbox.new(tmp_path / "got", SENDER)
+    sealed = seal(b"a stranger's", inbox.public_key, "my.mgkey")
     read = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -845,7 +845,7 @@ def test_a_file_without_the_senders_token_is_refused_before_it_arrives(tmp_path:
             yield sealed[at : at + 100]
 
     async def work() -> None:
-        async with client(AttestationGateway(SOFTWARE, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, None, inbox)) as one:
             wrong = ({}, {"Authorization": ""}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {SENDER}"},
                      {"Authorization": f"Bearer {RELEASE_TOKEN}x"}, {"Authorization": b"Bearer \xff"})  # fmt: skip
             for headers in wrong:
@@ -860,7 +860,7 @@ def test_a_file_that_is_too_large_is_refused_while_it_arrives_and_leaves_nothing
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealing, "MAX_FILE_BYTES", 1 << 20)
-    vault = Vault.new(tmp_path / "got", SENDER)
+    inbox = ReleaseInbox.new(tmp_path / "got", SENDER)
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -870,7 +870,7 @@ def test_a_file_that_is_too_large_is_refused_while_it_arrives_and_leaves_nothing
             yield bytes(64 << 10)
 
     async def work() -> None:
-        async with client(AttestationGateway(SOFTWARE, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, None, inbox)) as one:
             one.headers.update(WITH_TOKEN)
             answer = await one.post(RELEASE_PATH, params={"name": "big"}, content=endless())
             assert answer.status_code == 413 and read < 2 << 20
@@ -878,7 +878,7 @@ def test_a_file_that_is_too_large_is_refused_while_it_arrives_and_leaves_nothing
             assert (
                 await one.post(RELEASE_PATH, params={"name": "big"}, content=b"x", headers=claimed)
             ).status_code == 413
-            exact = seal(bytes(1 << 20), vault.public_key, "exact")
+            exact = seal(bytes(1 << 20), inbox.public_key, "exact")
             assert (await one.post(RELEASE_PATH, params={"name": "exact"}, content=exact)).status_code == 200
             assert sorted(path.name for path in (tmp_path / "got").iterdir()) == ["exact"]
 
@@ -886,7 +886,7 @@ def test_a_file_that_is_too_large_is_refused_while_it_arrives_and_leaves_nothing
 
 
 def test_few_files_arrive_at_a_time(tmp_path: Path) -> None:
-    vault = Vault.new(tmp_path / "got", SENDER)
+    inbox = ReleaseInbox.new(tmp_path / "got", SENDER)
 
     async def work() -> None:
         going = asyncio.Event()
@@ -896,11 +896,11 @@ def test_few_files_arrive_at_a_time(tmp_path: Path) -> None:
             await going.wait()
             yield sealed[10:]
 
-        async with client(AttestationGateway(SOFTWARE, SPKI, None, vault)) as one:
+        async with client(AttestationGateway(SOFTWARE, SPKI, None, inbox)) as one:
             one.headers.update(WITH_TOKEN)
 
             async def send(name: str) -> int:
-                sealed = seal(b"x", vault.public_key, name)
+                sealed = seal(b"x", inbox.public_key, name)
                 return (await one.post(RELEASE_PATH, params={"name": name}, content=slow(sealed))).status_code
 
             first = [asyncio.create_task(send(f"f{number}")) for number in range(sealing.MAX_ARRIVING)]

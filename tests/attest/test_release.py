@@ -19,7 +19,7 @@ from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.evidence import SOFTWARE_PREFIX, HardwareEvidence
 from milkglass.attest.front import spki_digest_of_file
 from milkglass.attest.providers import EVIDENCE_PATH
-from milkglass.attest.sealing import Vault
+from milkglass.attest.sealing import ReleaseInbox
 from tests.attest.programs import command, serving
 from tests.attest.test_channel import Authority
 from tests.cli.kit import call
@@ -124,7 +124,7 @@ def test_nothing_is_sealed_to_a_key_that_the_hardware_did_not_sign(form: str, tm
     certificate, key = authority.issued("server")
     (tmp_path / "release.token").write_text(TOKEN)
     (tmp_path / "my.mgkey").write_bytes(b"the owner's")
-    stranger, sent = Vault.new(tmp_path / "stranger", SENDER), list[bytes]()
+    stranger, sent = ReleaseInbox.new(tmp_path / "stranger", SENDER), list[bytes]()
     with impostor(certificate, key, stranger.public_key, form, sent) as port:
         accepted = "".join(f'{name} = "a trial"\n' for name in ("not-fresh", "unbound"))
         policy = policy_of(tmp_path, port, f"[accept]\n{accepted}")

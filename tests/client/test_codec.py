@@ -231,7 +231,7 @@ def test_a_template_that_does_not_end_is_ended(smollm: Codec, monkeypatch: pytes
     tokenizer.chat_template = "{{ 'a' * 3000000000 }}"
     with pytest.raises(CodecError, match="memory"):
         codec.encode_chat(talk)
-    monkeypatch.setattr("milkglass.models.chat_template.RENDER_SECONDS", 1.0)
+    monkeypatch.setattr("milkglass.models.chat_template.RENDER_TIMEOUT_SECONDS", 1.0)
     loops = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(3)) + "{% endfor %}" * 3
     tokenizer.chat_template = loops
     with pytest.raises(CodecError, match="within 1 s") as caught:
@@ -245,12 +245,12 @@ def test_a_template_has_no_more_time_while_its_process_is_new(smollm: Codec, mon
     tokenizer = copy.copy(smollm.tokenizer)
     tokenizer.chat_template = "".join(f"{{% for i{n} in range(99999) %}}" for n in range(3)) + "{% endfor %}" * 3
     chat_template._WORKER.close()
-    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 1.0)
+    monkeypatch.setattr(chat_template, "RENDER_TIMEOUT_SECONDS", 1.0)
     start = time.monotonic()
     for _ in range(2):  # each time-out ends the process
         with pytest.raises(CodecError, match="within 1 s"):
             replace(smollm, tokenizer=tokenizer).encode_chat([{"role": "user", "content": "hi"}])
-    assert time.monotonic() - start < chat_template.START_SECONDS
+    assert time.monotonic() - start < chat_template.START_TIMEOUT_SECONDS
 
 
 @pytest.mark.parametrize(

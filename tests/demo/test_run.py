@@ -13,7 +13,7 @@ import pytest
 
 from milkglass.demo import run
 from milkglass.demo.page import DemoResult, ModelRun, render
-from milkglass.demo.run import MARKER_FILE, read_rows, run_demo
+from milkglass.demo.run import MARKER_FILE, read_data_rows, run_demo
 from milkglass.errors import UsageError
 from milkglass.system import core_count
 from tests import tiny
@@ -133,7 +133,7 @@ def test_an_audit_has_more_time_on_a_busy_machine() -> None:
 @pytest.mark.timeout(1800)
 def test_the_demo_from_end_to_end(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = run_demo(out, quick=True)
+    done = run_demo(out, is_quick=True)
     assert len(done.classified) == 120 and len(done.generated) == 2
     assert "Obfuscation is not encryption" in (out / "index.html").read_text("utf-8")
     for model_run in (done.sorting, done.writing):
@@ -151,7 +151,7 @@ def nothing_private_on(out: Path) -> None:
     held = b"".join(path.read_bytes() for path in files)
     assert len(held) > 10_000  # the training data and the logs are there
     for name in ("tickets_train.jsonl", "tickets_test.jsonl", "replies_train.jsonl"):
-        for row in read_rows(name):
+        for row in read_data_rows(name):
             text = row.get("text") or row["input"]
             middle = text[len(text) // 3 :][:20].encode()
             assert middle not in held, "a private text lies on the server"

@@ -33,7 +33,7 @@ from milkglass.attest.channel import RELEASE_PATH
 from milkglass.attest.connections import make_client
 from milkglass.attest.evidence import NONCE_BYTES
 from milkglass.attest.providers import EVIDENCE_PATH
-from milkglass.attest.sealing import Vault
+from milkglass.attest.sealing import ReleaseInbox
 from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.errors import Busy, Unreachable, UsageError
 from milkglass.server.http.guard import OPEN_PATHS, BodyRule, Guard
@@ -62,7 +62,7 @@ class AttestationGateway:
         source: makes the evidence.
         spki_digest: SHA-256 of the SPKI of the server's certificate, which the evidence binds.
         engine: the address of the engine on this machine. None: only evidence is given, and files are taken.
-        vault: keeps files that are released to this machine. None: none are taken.
+        inbox: receives files that are released to this machine. None: none are taken.
         limits: the limits of connections and bodies.
         token: the token that requests need, except those for evidence and health, and releases, which have a token of
             their own. None: no token is needed.
@@ -70,10 +70,10 @@ class AttestationGateway:
     """
 
     def __init__(
-        self, source: EvidenceSource, spki_digest: bytes, engine: str | None = None, vault: Vault | None = None,
+        self, source: EvidenceSource, spki_digest: bytes, engine: str | None = None, inbox: ReleaseInbox | None = None,
         limits: Limits | None = None, token: str | None = None,
     ) -> None:  # fmt: skip
-        self.source, self.spki_digest, self.engine, self.vault, self.token = source, spki_digest, engine, vault, token
+        self.source, self.spki_digest, self.engine, self.inbox, self.token = source, spki_digest, engine, inbox, token
         self.limits = limits or Limits()
         self.is_attested = not isinstance(source.hardware, Software)
         self._budget = EvidenceBudget()
@@ -90,7 +90,7 @@ class AttestationGateway:
 
         forwarded = ((path, method, self.forward) for path, method in passthrough.METHOD_BY_PATH.items())
         handlers = [(EVIDENCE_PATH, "GET", self.evidence), *forwarded]
-        if self.vault is not None:
+        if self.inbox is not None:
             handlers.append((RELEASE_PATH, "POST", self.receive_release))
         routes = [Route(path, handler, methods=[method]) for path, method, handler in handlers]
         app = passthrough.web_app(routes, lifespan)
@@ -128,14 +128,14 @@ class AttestationGateway:
 
     async def receive_release(self, request: Request) -> Response:
         """Opens and keeps a file that was sealed to this machine."""
-        assert self.vault is not None
-        self.vault.require_sender(request.headers.get("authorization", ""))
+        assert self.inbox is not None
+        self.inbox.require_sender(request.headers.get("authorization", ""))
         name = request.query_params.get("name", "")
-        self.vault.require_free(name)
-        with self.vault.arrival_file() as sealed:
+        self.inbox.require_free(name)
+        with self.inbox.arrival_file() as sealed:
             async for part in request.stream():
                 await run_in_threadpool(sealed.write, part)
-            await run_in_threadpool(self.vault.open, sealed, name)
+            await run_in_threadpool(self.inbox.unseal, sealed, name)
         return JSONResponse({"kept": name})
 
     async def forward(self, request: Request) -> Response:

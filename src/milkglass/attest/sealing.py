@@ -1,7 +1,7 @@
 """Seals a file to an attested job, and opens it there: HPKE (RFC 9180) with ML-KEM-768 and X25519, by `cryptography`.
 
 The job makes a key pair when it starts, and the hardware signs the digest of its public half beside the TLS key. So a
-file opens in that job alone, also if somebody else ends the TLS connection or keeps what crossed.
+file opens in that job alone, also if somebody else terminates TLS or keeps what crossed.
 
 Anybody can seal to that public key. So the job takes files of one sender, who gives a token. The job knows only the
 token's digest, since the host can read the image and the options that a confidential machine starts with.
@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from milkglass import files
 from milkglass.errors import AttestationError, Busy, Conflict, Unauthorized, UsageError
 
-SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+HPKE_SUITE = hpke.Suite(hpke.KEM.MLKEM768_X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
 MLKEM_BYTES, X25519_BYTES = 1_184, 32
 # Bytes of a sealed file besides its content: the encapsulated keys of ML-KEM-768 and of X25519, and a tag
 SEALED_EXTRA_BYTES = 1_088 + X25519_BYTES + 16
@@ -38,10 +38,10 @@ MAX_ARRIVING = 2  # the most files that arrive at a time
 MIN_TOKEN_CHARACTERS = 32  # the host has the digest, and can try all short tokens
 DIGEST_PATTERN = re.compile(r"[0-9a-f]{64}")
 FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-HPKE_INFO = b"milkglass release 1"
+HPKE_INFO_PREFIX = b"milkglass release 1"
 
 
-def require_name(name: str) -> str:
+def require_file_name(name: str) -> str:
     """Returns a file's name if it is valid, else raises UsageError. A valid name cannot leave its folder."""
     if not FILE_NAME_PATTERN.fullmatch(name):
         raise UsageError(f"{name!r} is no name for a released file", "letters, digits, dots, dashes; at most 100")
@@ -49,7 +49,10 @@ def require_name(name: str) -> str:
 
 
 def seal(content: bytes, public_key: bytes, name: str) -> bytes:
-    """Seals a file's content to a job's public key, and binds it to a name. Raises AttestationError for another key."""
+    """Seals a file's content to a job's public key, and binds it to a name.
+
+    Raises AttestationError for a key of another length or form.
+    """
     if len(public_key) != MLKEM_BYTES + X25519_BYTES:
         raise AttestationError("sealing", f"the job's sealing key has {len(public_key)} bytes")
     try:
@@ -59,7 +62,7 @@ def seal(content: bytes, public_key: bytes, name: str) -> bytes:
         )
     except ValueError:
         raise AttestationError("sealing", "the job's sealing key is malformed") from None
-    return SUITE.encrypt(content, key, HPKE_INFO + name.encode())
+    return HPKE_SUITE.encrypt(content, key, HPKE_INFO_PREFIX + name.encode())
 
 
 def token_digest(token: str) -> str:
@@ -73,8 +76,8 @@ def token_digest(token: str) -> str:
 
 
 @dataclass(frozen=True)
-class Vault:
-    """Keeps files that were released to a job. It never replaces a file.
+class ReleaseInbox:
+    """Receives files that were released to a job, and keeps them opened. No file is replaced.
 
     Attributes:
         folder: the folder of the files, readable by its owner only.
@@ -87,12 +90,12 @@ class Vault:
     sender_token_digest: str
     _key: hpke.MLKEM768X25519PrivateKey = field(repr=False)
     # One file at a time is in memory
-    _open_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _unseal_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _arrival_slots: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_ARRIVING), repr=False)
 
     @classmethod
     def new(cls, folder: Path, sender_token_digest: str) -> Self:
-        """Returns a vault with a new key pair, which is never written. Raises UsageError for an invalid digest."""
+        """Returns an inbox with a new key pair, which is never written. Raises UsageError for an invalid digest."""
         if not DIGEST_PATTERN.fullmatch(sender_token_digest):
             raise UsageError(
                 f"{sender_token_digest[:80]!r} is no SHA-256",
@@ -119,7 +122,7 @@ class Vault:
 
         Raises UsageError for an invalid name, and Conflict if the name is taken or the folder is full.
         """
-        target = self.folder / require_name(name)
+        target = self.folder / require_file_name(name)
         if target.exists() or target.is_symlink():
             raise _taken_error(name)
         if sum(1 for _ in self.folder.iterdir()) >= MAX_FILES:
@@ -128,7 +131,7 @@ class Vault:
 
     @contextmanager
     def arrival_file(self) -> Iterator[IO[bytes]]:
-        """Yields an unnamed file for what arrives. Raises Busy if MAX_ARRIVING other files are arriving."""
+        """Yields a temporary file for the bytes of a sealed file. Raises Busy if MAX_ARRIVING others are arriving."""
         if not self._arrival_slots.acquire(blocking=False):
             raise Busy(f"{MAX_ARRIVING} files are arriving", "try again when they are there")
         try:
@@ -137,7 +140,7 @@ class Vault:
         finally:
             self._arrival_slots.release()
 
-    def open(self, sealed: IO[bytes], name: str) -> Path:
+    def unseal(self, sealed: IO[bytes], name: str) -> Path:
         """Opens a sealed file that has arrived, keeps its content under its name, and returns the path.
 
         Raises:
@@ -145,11 +148,11 @@ class Vault:
             Conflict: the name is taken, or the folder is full.
             AttestationError: the file was sealed to another job or under another name, or it was altered.
         """
-        with self._open_lock:
+        with self._unseal_lock:
             target = self.require_free(name)
             sealed.seek(0)
             try:
-                content = SUITE.decrypt(sealed.read(), self._key, HPKE_INFO + name.encode())
+                content = HPKE_SUITE.decrypt(sealed.read(), self._key, HPKE_INFO_PREFIX + name.encode())
             except (InvalidTag, ValueError):
                 raise AttestationError("sealing", "the file was sealed to another job, or changed on its way") from None
             try:

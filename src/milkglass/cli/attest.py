@@ -237,7 +237,7 @@ def release(
     from milkglass.attest import policy as policies
 
     require_file(file, "give the file to be released")
-    released_name = sealing.require_name(name or file.name)
+    released_name = sealing.require_file_name(name or file.name)
     if (size := file.stat().st_size) > sealing.MAX_FILE_BYTES:
         raise UsageError(f"{file} has {size:,} bytes, at most {sealing.MAX_FILE_BYTES:,} are released", "split it")
     token = read_token(token_file) or ""

@@ -108,11 +108,11 @@ def measure_rate(path: Path, key: Key, base: Checkpoint, texts: CountedTexts) ->
     usage.record_rate(path, {name: float(value) for name, value in asdict(rate).items()})
 
 
-def summary_lines(path: Path, key: Key, promise: Any) -> list[str]:
+def summary_lines(path: Path, key: Key, report: Any) -> list[str]:
     """Returns lines about the symbols, about their rate if it was recorded, and about the use of a decoder."""
-    sizes = sorted(promise.sizes)
+    sizes = sorted(report.sizes)
     spread = f" of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
-    symbols = f"{promise.clusters:,} symbols{spread}; {promise.verbatim:,} tokens have one of their own"
+    symbols = f"{report.clusters:,} symbols{spread}; {report.verbatim:,} tokens have one of their own"
     rate = usage.read(path).rate
     use = [CLASSIFIER_HINT] if key.info.kind == "decoder" else []
     return [f"  {line}" for line in [symbols, *(rate_lines(rate) if rate else []), *use]]

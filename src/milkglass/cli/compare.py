@@ -39,7 +39,7 @@ def compare(
         typer.Option(help="Rows to ask about.  [default: a fifth of DATA, and 40 at least; not trained with]"),
     ] = None,
     ways: Annotated[
-        str | None, typer.Option(help="The ways to run, by name with commas between; an unknown name lists them.")
+        str | None, typer.Option(help="The ways to run, by name with commas between; an unknown name lists all ways.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Run every way, those of packages too.")] = False,
     quick: Annotated[

@@ -17,4 +17,4 @@ def demo(
     """Compare ways, then obfuscate, serve, fine-tune and use two models, and show who saw what. Takes some minutes."""
     from milkglass.demo.run import run_demo
 
-    run_demo(out, quick=quick)
+    run_demo(out, is_quick=quick)

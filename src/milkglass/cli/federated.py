@@ -40,11 +40,11 @@ SELECTION_NOTES = {
 PLAIN_WARNING = (
     "warning: --plain: texts do not pass through ghost; anyone who sees a gradient can read the texts behind it"
 )
-Model = Annotated[
+ModelOption = Annotated[
     str, typer.Option(help="An encoder or a decoder: a folder, a hub id (hf:owner/name), demo:minilm or demo:smollm2.")
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Leave the texts unchanged, for comparison only.")]
-SelectionWay = Annotated[
+SelectionOption = Annotated[
     Literal["states", "random", "nearest"],
     typer.Option(
         "--selection",
@@ -67,17 +67,20 @@ federated_commands = typer.Typer(
 @with_options
 def prepare(
     source: Annotated[Path, typer.Argument(metavar="FILE", help=f"A site's labelled texts: {ROW_FORMATS}.")],
-    model: Model,
+    model: ModelOption,
     out: Annotated[Path, typer.Option(help="The new folder; its name is the site's.", show_default=False)],
     labels: Annotated[str, typer.Option(help="All sites' classes in order, such as no,yes.", show_default=False)],
     plain: Plain = False,
-    selection: SelectionWay = "states",
+    selection: SelectionOption = "states",
     seed: Seed = None,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Make one site's rows for a run with Flower: labelled texts pass through GHOST, ids and a stamp come out."""
+    """Make one site's rows for a run with Flower: labelled texts pass through GHOST and are written as ids.
+
+    A stamp beside them names the model, the method and its settings.
+    """
     file = columns.read_texts(source)
     from milkglass.federated.prepare import examples_of, prepare_site, require_free
     from milkglass.federated.rows import REPORT_FILE, report_of
@@ -161,16 +164,16 @@ def _note_site_resumption(site_folder: Path, is_plain: bool) -> AbstractContextM
     return note_resumption(parts)
 
 
-def _open_ghost(model: Path, way: SelectionMethod, stage: Stage) -> Ghost:
-    """Opens GHOST for a model's folder, and prints how a selection differs that is not the paper's."""
+def _open_ghost(model: Path, selection: SelectionMethod, stage: Stage) -> Ghost:
+    """Opens GHOST for a model's folder. For a selection that is not the paper's, prints how it differs."""
     from milkglass.sanitizers.ghost.ghost import Ghost
     from milkglass.sanitizers.ghost.selection import SelectionSettings
 
     progress = stage("find shadows", 0)
-    ghost = Ghost.open(model, selection=SelectionSettings(way))
+    ghost = Ghost.open(model, selection=SelectionSettings(selection))
     progress(1)
-    if way in SELECTION_NOTES:
-        note(SELECTION_NOTES[way])
+    if selection in SELECTION_NOTES:
+        note(SELECTION_NOTES[selection])
     return ghost
 
 
@@ -204,7 +207,7 @@ def _announce_duration(ghost: Ghost, sources: Sequence[Source], as_json: bool) -
 @with_options
 def run(
     sites: Annotated[Path, typer.Argument(metavar="SITES", help=f"A folder with a file a site: {ROW_FORMATS}.")],
-    model: Model,
+    model: ModelOption,
     out: Annotated[Path, typer.Option(help="The run's folder. An interrupted run is continued.", show_default=False)],
     rounds: Annotated[
         int, typer.Option(help="Rounds in total. A finished run continues where this is more than it has.")
@@ -219,7 +222,7 @@ def run(
         str, typer.Option(help="A defence of the gradients besides GHOST, such as gaussian or dp-sgd:noise=0.5.")
     ] = "none",
     plain: Plain = False,
-    selection: SelectionWay = "states",
+    selection: SelectionOption = "states",
     seed: Seed = None,
     *,
     columns: ColumnOptions,
@@ -264,10 +267,10 @@ def run(
         prepared_sites = [Site(name, out / "sites" / name, defence) for name in files]
         job, weights = job_digest(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
         settings = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
-        state = FederatedRun.open(out, job, weights, settings)
-        if state.finished_rounds and not as_json:
-            note(f"going on after round {len(state.finished_rounds)}")
-        rounds_left = max(0, rounds - len(state.finished_rounds))
+        federated_run = FederatedRun.open(out, job, weights, settings)
+        if federated_run.finished_rounds and not as_json:
+            note(f"going on after round {len(federated_run.finished_rounds)}")
+        rounds_left = max(0, rounds - len(federated_run.finished_rounds))
         update_bytes = sum(weight.numel() * weight.element_size() for weight in weights.values())
         total_bytes = rounds_left * len(prepared_sites) * update_bytes
         if total_bytes > LARGE_UPDATE_BYTES and not as_json:
@@ -277,32 +280,34 @@ def run(
             prepared_sites, step, None if plain else GhostDemand(folder, digest, selection_method=selection)
         )
         with note_resumption(out, "finished rounds are"):
-            state = train(state, in_process_sites, step, training, note, progress)
+            federated_run = train(federated_run, in_process_sites, step, training, note, progress)
     document = {
-        "out": str(out), "method": method, "rounds": len(state.finished_rounds), "sites": list(files),
+        "out": str(out), "method": method, "rounds": len(federated_run.finished_rounds), "sites": list(files),
         "classes": len(labels), "ghost": not plain, "selection": None if plain else selection,
         "shield": defence.name, "shield_parameters": name_and_parameters(defence),
         "shield_guarantee": guarantee_in_words(defence.guarantee, seed is not None),
-        "shield_spent": guarantee_in_words(defence.guarantee_after(len(state.finished_rounds)), seed is not None),
+        "shield_spent": guarantee_in_words(
+            defence.guarantee_after(len(federated_run.finished_rounds)), seed is not None
+        ),
         "ghost_reports": {prepared_site.name: report_of(prepared_site.folder) for prepared_site in prepared_sites},
-        "missing": [list(record.missing) for record in state.finished_rounds],
-        "update_lengths": [record.update_norm for record in state.finished_rounds],
-        "losses": [record.loss for record in state.finished_rounds],
-        "weights": str(state.weights_file), "seconds": round(time.monotonic() - start_time, 2),
+        "missing": [list(record.missing) for record in federated_run.finished_rounds],
+        "update_lengths": [record.update_norm for record in federated_run.finished_rounds],
+        "losses": [record.loss for record in federated_run.finished_rounds],
+        "weights": str(federated_run.weights_file), "seconds": round(time.monotonic() - start_time, 2),
     }  # fmt: skip
     audit_command = f"milkglass federated audit {shlex.quote(str(out))} --model {shlex.quote(model)}"
     site, source = next(iter(paths.items()))
     audit_command += f" --site {site} --text {shlex.quote(str(source))}{columns.option_text()}"
     audit_command += "" if shield == "none" else f" --shield {shlex.quote(shield)}"
-    emit(as_json, document, lambda: _run_summary(document, state, audit_command))
+    emit(as_json, document, lambda: _run_summary(document, federated_run, audit_command))
 
 
-def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: str) -> str:
+def _run_summary(document: dict[str, Any], federated_run: FederatedRun, audit_command: str) -> str:
     """Returns the result of a run, whose JSON is `document`, as text. `audit_command` is suggested next."""
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     rows: list[tuple[str, ...]] = [("round", "loss before", "length of the update", "dropped out")]
-    for number, record in enumerate(state.finished_rounds, start=1):
+    for number, record in enumerate(federated_run.finished_rounds, start=1):
         loss = "unknown" if record.loss is None else f"{record.loss:.4f}"
         rows.append((str(number), loss, f"{record.update_norm:.4g}", ", ".join(record.missing) or "none"))
     crossing = "nothing: the texts are unchanged (--plain)"
@@ -314,8 +319,8 @@ def _run_summary(document: dict[str, Any], state: FederatedRun, audit_command: s
     shadows_prefix = "the shadows in " if document["ghost"] else ""
     return "\n".join(
         [
-            f"{len(state.finished_rounds)} rounds of {document['method']} over {len(document['sites'])} sites in "
-            f"{duration_text(document['seconds'])}",
+            f"{len(federated_run.finished_rounds)} rounds of {document['method']} over {len(document['sites'])} sites "
+            f"in {duration_text(document['seconds'])}",
             table(rows),
             f"before the gradients: {crossing}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from milkglass.schemes.scheme import Scheme
 
 
-LOSS_WARNING = (
+KEY_LOSS_WARNING = (
     "made a new key: {path}\n"
     "  Without this file and its passphrase, models trained with it are useless, and no one can recover them.\n"
     "  Keep a copy of it somewhere safe, and never give it to the server."
@@ -57,37 +57,37 @@ UNTUNED_NOTE = (
 UNMIXED_WARNING = (
     "k = 1 mixes nothing: anyone who compares the tables with the published ones reads every id; k = 10 is the default"
 )
-PLUS_NOTE = (
+OBFUSLM_PLUS_NOTE = (
     "the dimensions of every layer are mixed, with a condition number of {:.3g}: the higher, the more there is to "
     "make up for in fine-tuning;\n  anyone with the public model undoes this in seconds"
 )
 LIMITS_NOTE = "obfuscation is not encryption: this makes reading harder, not impossible; THREATS.md says how much"
 
 
-def outcome_lines(unlocked: UnlockedKey, out: Path, promise: ClusterReport, seconds: float) -> list[str]:
+def outcome_lines(unlocked: UnlockedKey, out: Path, report: ClusterReport, seconds: float) -> list[str]:
     """Returns lines that say what was scrambled into `out`, and what the key's scheme promises for it.
 
     Args:
         unlocked: the key, under which the model was scrambled.
         out: the folder of the scrambled model.
-        promise: the figures of the clusters or symbols.
+        report: the figures of the clusters or symbols.
         seconds: how long it took.
     """
     from milkglass.client.key.scheme import scheme_of
 
     key, first_line = unlocked.key, f"scrambled into {out} in {duration_text(seconds)}"
     if key.token_symbols is not None:
-        return [first_line, *coarse.summary_lines(unlocked.path, key, promise), f"  {LIMITS_NOTE}"]
+        return [first_line, *coarse.summary_lines(unlocked.path, key, report), f"  {LIMITS_NOTE}"]
     if broken := scheme_of(key).broken:
         return [first_line, f"  {_permutation_text(key)}", f"  {broken}"]
-    sizes = sorted(promise.sizes)
+    sizes = sorted(report.sizes)
     spread = f"of {sizes[0]:,} to {sizes[-1]:,} tokens" if sizes else ""
     return [
         first_line,
-        f"  {_permutation_text(key)}; mixed in {promise.clusters:,} clusters {spread}".rstrip(),
-        f"  {promise.below_k:,} tokens in clusters below k = {promise.k}; "
-        f"{promise.singletons:,} alone in theirs, {promise.verbatim:,} outside every cluster (permuted only)",
-        *([] if promise.condition is None else [f"  {PLUS_NOTE.format(promise.condition)}"]),
+        f"  {_permutation_text(key)}; mixed in {report.clusters:,} clusters {spread}".rstrip(),
+        f"  {report.below_k:,} tokens in clusters below k = {report.k}; "
+        f"{report.singletons:,} alone in theirs, {report.verbatim:,} outside every cluster (permuted only)",
+        *([] if report.condition is None else [f"  {OBFUSLM_PLUS_NOTE.format(report.condition)}"]),
         f"  {LIMITS_NOTE}",
     ]
 
@@ -152,15 +152,15 @@ def obfuscate(
     key: KeyFile,
     scheme: Annotated[
         str | None,
-        typer.Option(help="The scheme; an unknown name lists them.  [default: obfuslm]"),
+        typer.Option(help="The scheme; an unknown name lists all schemes.  [default: obfuslm]"),
     ] = None,
     k: Annotated[int | None, typer.Option(help="Cluster size.  [default: 10]")] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
             help="How strongly similarity decides the mixture (default: 0.1 for encoders, 1 for decoders). With coarse "
-            "(default: none): symbols are exchanged at random, so that a reader's odds between two tokens of a place "
-            "move by exp(E) at most."
+            "(default: none): symbols are exchanged at random, so that a reader's odds between two tokens at a place "
+            "move by a factor of exp(epsilon) at most."
         ),
     ] = None,
     bands: Annotated[
@@ -213,7 +213,7 @@ def obfuscate(
         raise UsageError(fault, f"leave --generate-passphrase out{resumption}")
     has_files = any(file is not None for file in (data, public_text, band_text))
     refuse_unused("where no file of yours is read", {} if has_files else changed_options(columns))
-    _require_places(out, key, new_key)  # reported before anyone waits for a model
+    _require_writable_paths(out, key, new_key)  # reported before anyone waits for a model
     from milkglass.client.key.scheme import scheme_for, scheme_of
     from milkglass.client.obfuscate.preflight import assumed_head_notice, require_room, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
@@ -268,7 +268,7 @@ def obfuscate(
                 unlocked = existing_key
                 unlocked.key.require_model(digest)
             try:
-                promise = scramble(base, unlocked.key, out, delta, stage)
+                report = scramble(base, unlocked.key, out, delta, stage)
             except (UsageError, ModelError):
                 if existing_key is None:
                     key.unlink()  # a later run would use this key, whose parameters or model cannot be used
@@ -276,7 +276,7 @@ def obfuscate(
             if texts is not None:
                 coarse.measure_rate(key, unlocked.key, base, texts)
     if existing_key is None:
-        note(LOSS_WARNING.format(path=key))
+        note(KEY_LOSS_WARNING.format(path=key))
     seconds = time.monotonic() - start_time
     document = {
         "out": str(out),
@@ -284,7 +284,7 @@ def obfuscate(
         "created_key": existing_key is None,
         "delta": delta,
         "scheme": unlocked.key.info.public_scheme,
-        "promise": asdict(promise),
+        "promise": asdict(report),
         "seconds": round(seconds, 2),
     }
     if delta:
@@ -297,7 +297,7 @@ def obfuscate(
         else []
     )
     step_lines = next_steps(unlocked, out, delta, passphrase_file, data, "" if data is None else columns.option_text())
-    emit(as_json, document, lambda: "\n".join([*outcome_lines(unlocked, out, promise, seconds), *advice, *step_lines]))
+    emit(as_json, document, lambda: "\n".join([*outcome_lines(unlocked, out, report, seconds), *advice, *step_lines]))
 
 
 @contextmanager
@@ -320,7 +320,7 @@ def _note_resumption(key: Path, demands_new_key: bool) -> Iterator[None]:
 
 
 def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: CountedTexts | None, stage: Stage) -> Key:
-    """Returns a new key. If there are texts, it is a coarse vocabulary's, whose map is found from them.
+    """Returns a new key. With `texts` it is the key of a coarse vocabulary, whose map is found from their counts.
 
     Args:
         ref: the name of the model that the key stores.
@@ -336,7 +336,7 @@ def _make_key(base: Checkpoint, ref: str, scheme: Scheme, digest: str, texts: Co
     return new_coarse_key(base, ref, scheme, digest, texts, stage=stage)
 
 
-def _require_places(out: Path, key: Path, new_key: bool) -> None:
+def _require_writable_paths(out: Path, key: Path, new_key: bool) -> None:
     """Raises UsageError or KeyExists if the folder or a new key cannot be written."""
     if out.exists():
         raise UsageError(f"{out} exists already", "give a new folder, or remove that one first")
@@ -391,7 +391,7 @@ def _scheme_parameters(scheme: str, assignments: list[str], options: dict[str, f
 
 
 def _count_bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
-    """Returns the bands of the tokens, whose counts in the text are the same under every key.
+    """Returns the bands of the tokens by their counts in a text. The counts are the same under every key.
 
     Args:
         factor: the greatest factor between the counts of a band's tokens. None: 0, which `Bands` refuses.

@@ -220,13 +220,13 @@ def _serve_attested(
     from milkglass.attest import passthrough
     from milkglass.attest.claims import NOT_ATTESTED
     from milkglass.attest.front import AttestationGateway, spki_digest_of_file
-    from milkglass.attest.sealing import Vault
+    from milkglass.attest.sealing import ReleaseInbox
     from milkglass.attest.sources import EvidenceSource, Software, Tsm, collateral_reader, read_nvml_evidence
     from milkglass.server import process
 
     hardware = Software() if is_simulated else Tsm()
-    vault = None if release_settings is None else Vault.new(*release_settings)
-    sealing_key = b"" if vault is None else vault.public_key
+    inbox = None if release_settings is None else ReleaseInbox.new(*release_settings)
+    sealing_key = b"" if inbox is None else inbox.public_key
     source = EvidenceSource(
         hardware, read_nvml_evidence if with_gpus else None, sealing_key, collateral_reader(collateral)
     )
@@ -238,7 +238,7 @@ def _serve_attested(
         note(NOT_ATTESTED)
     process.prepare()
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO it logs each forwarded request
-    front = AttestationGateway(source, spki_digest, engine, vault, address.connections, token)
+    front = AttestationGateway(source, spki_digest, engine, inbox, address.connections, token)
     process.run(
         front.app(),
         address,

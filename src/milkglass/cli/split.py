@@ -185,7 +185,7 @@ def audit(
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
-        str, typer.Option(help="How what is sent is disturbed; an unknown name lists them.", show_default=False)
+        str, typer.Option(help="The defence that disturbs what is sent; an unknown name lists all.", show_default=False)
     ],
     data: Annotated[Path, typer.Option(help=f"Texts with labels: {ROW_FORMATS}.", show_default=False)],
     client: Annotated[Path, typer.Option(help="The new folder for your half.", show_default=False)],
@@ -275,7 +275,7 @@ def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts
     from milkglass.split.train import evaluate
 
     client_half = SplitClassifier.open(client, base, read_client_description(client))
-    return evaluate(client_half, ServerHalf.open(server), texts, stage("judge", len(texts.texts)))
+    return evaluate(client_half, ServerHalf.open(server), texts, stage("evaluate", len(texts.texts)))
 
 
 def _training_text(document: dict[str, Any], data: Path) -> str:
@@ -295,13 +295,13 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
     )
 
 
-def _accuracy_lines(evaluation: dict[str, Any] | None) -> list[str]:
+def _accuracy_lines(document: dict[str, Any] | None) -> list[str]:
     """Returns the line of text about an evaluation's document, or none without an evaluation."""
-    if evaluation is None:
+    if document is None:
         return []
-    left_out = f"; {evaluation['left_out']:,} more, too long to be sent" if evaluation["left_out"] else ""
-    share = f"{100 * evaluation['right']:.1f} %"
-    return [f"correct: {share} of {evaluation['texts']:,} texts, disturbed as they are sent{left_out}"]
+    left_out = f"; {document['left_out']:,} more, too long to be sent" if document["left_out"] else ""
+    share = f"{100 * document['right']:.1f} %"
+    return [f"correct: {share} of {document['texts']:,} texts, disturbed as they are sent{left_out}"]
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def serve(
         typer.Option(help="What you demand of SGX enclaves, in TOML, in place of --allow-measurement (docs/cli.md)."),
     ] = None,
     allow_unattested: Annotated[
-        bool, typer.Option("--allow-unattested", help="Release it to enclaves that prove nothing, too.")
+        bool, typer.Option("--allow-unattested", help="Release a decoder's table also to enclaves that prove nothing.")
     ] = False,
     rows_per_hour: Annotated[
         int | None, typer.Option(min=1, help="Rows of the table that may leave an enclave.  [default: 200000]")
@@ -341,7 +341,7 @@ def serve(
 ) -> None:
     """Serve a server's half, or all layers of a decoder but its embedding layer, on 127.0.0.1.
 
-    It needs no text and no secret of a client. Others reach it by ssh -L.
+    The server needs no text and no secret of a client. Other machines reach it through ssh -L.
     """
     token = None if token_file is None else read_token(token_file)
     if not (Path(model) / "split.json").is_file():

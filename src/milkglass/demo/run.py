@@ -39,12 +39,12 @@ MARKER_FILE = ".milkglass-demo"  # marks a folder that a demo made, which a late
 SERVED_FILES = ("config.json", "generation_config.json", "*.safetensors")  # a base model's files without the tokenizer
 LARGE_FILE_BYTES = 8 << 20  # larger files are models, which are removed at the end
 MAX_SLOWDOWN = 4.0  # on a busy machine an audit gets at most so many times its usual time
-# The ways that are compared, and the epochs: those that are quick to run, and the main job's
-COMPARED_WAYS, EPOCHS = "commonest,linear,encoder,coarse-16,plain", "4"
-QUICK_WAYS, QUICK_EPOCHS = "commonest,linear,encoder,plain", "1"
+# The ways that the comparison runs, which are quick or the main job's, and their epochs
+COMPARED_WAYS, COMPARISON_EPOCHS = "commonest,linear,encoder,coarse-16,plain", "4"
+QUICK_WAYS, QUICK_COMPARISON_EPOCHS = "commonest,linear,encoder,plain", "1"
 TRAINING_OPTIONS = {"sorting": ("--epochs", "3"), "writing": ("--max-steps", "48")}
 QUICK_TRAINING_OPTIONS = {"sorting": ("--max-steps", "6"), "writing": ("--max-steps", "2")}
-SMALL_LORA = (  # ObfusLM's recipe made small: rank 16 in place of 256, and tables that are not trained
+SMALL_LORA_OPTIONS = (  # ObfusLM's recipe made small: rank 16 in place of 256, and tables that are not trained
     *("--batch-size", "4", "--learning-rate", "5e-4", "--max-length", "128", "--set", "train_tables=false"),
     *("--set", "lora_rank=16", "--set", "lora_alpha=32", "--set", "full_last=2", "--set", "warmup_ratio=0.1"),
 )
@@ -94,9 +94,8 @@ class ServerProcess:
                 self._lines.put(line)
         self._lines.put(None)
 
-    @property
-    def url(self) -> str:
-        """Returns the server's address once it listens.
+    def wait_for_url(self) -> str:
+        """Waits until the server listens, and returns its address.
 
         Raises Unreachable if the server stops, or prints nothing for MAX_SILENT_SECONDS.
         """
@@ -197,14 +196,14 @@ class Demo:
         return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - start_time)
 
 
-def run_demo(out: Path, quick: bool = False) -> DemoResult:
+def run_demo(out: Path, is_quick: bool = False) -> DemoResult:
     """Runs the whole demo. It writes index.html and result.json into `out`, comparison and audits into its `client`.
 
     The server is stopped whatever happens, on Ctrl-C and SIGTERM too.
 
     Args:
         out: the demo's folder.
-        quick: whether models are trained with fewer steps.
+        is_quick: whether models are trained with fewer steps.
 
     Raises:
         UsageError: `out` holds other things than an earlier demo.
@@ -215,7 +214,7 @@ def run_demo(out: Path, quick: bool = False) -> DemoResult:
     with exit_on_sigterm(), _demo_folder(out):
         files.write(out / "client" / "passphrase", secrets.token_urlsafe(16) + "\n")
         with ServerProcess(out / "server", [_copy_base_model(out / "bases")], out / "server.log") as server:
-            demo = Demo(out, quick, server.url)
+            demo = Demo(out, is_quick, server.wait_for_url())
             comparison = _run_comparison(demo)
             sorting, classified = _run_sorting(demo)
             writing, generated = _run_writing(demo)
@@ -233,7 +232,7 @@ def _run_comparison(demo: Demo) -> dict[str, Any]:
     """Compares ways of sorting the messages, before anything is sent. Returns the document of the comparison."""
     train, test = demo.copy_data_file("tickets_train.jsonl"), demo.copy_data_file("tickets_test.jsonl")
     out = demo.out / "client" / COMPARISON
-    ways, epochs = (QUICK_WAYS, QUICK_EPOCHS) if demo.is_quick else (COMPARED_WAYS, EPOCHS)
+    ways, epochs = (QUICK_WAYS, QUICK_COMPARISON_EPOCHS) if demo.is_quick else (COMPARED_WAYS, COMPARISON_EPOCHS)
     options = ("--validation", test, "--ways", ways, "--max-length", "64", "--epochs", epochs, "--attacks", "10s")
     comparison: dict[str, Any] = demo.run_command("compare", "demo:minilm", train, *options, "--out", out, as_json=True)
     print("\n".join(comparison["verdict"]), flush=True)
@@ -245,7 +244,7 @@ def _run_sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
     train, test = demo.copy_data_file("tickets_train.jsonl"), demo.copy_data_file("tickets_test.jsonl")
     run = demo.scramble_and_train("sorting", "demo:minilm", ("--scheme", "coarse", "--data", train), train, ())
     answers = demo.run_command("classify", run.model, "--in", test, *run.options, as_json=True)["results"]
-    rows = read_rows("tickets_test.jsonl")
+    rows = read_data_rows("tickets_test.jsonl")
     pairs = zip(rows, answers, strict=True)
     return run, [{"text": row["text"], "truth": row["label"], "label": answer["label"]} for row, answer in pairs]
 
@@ -253,9 +252,9 @@ def _run_sorting(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
 def _run_writing(demo: Demo) -> tuple[ModelRun, list[dict[str, str]]]:
     """Trains a small Llama to name the desk in words. Returns the run, and some test messages with their answers."""
     train = demo.copy_data_file("replies_train.jsonl")
-    run = demo.scramble_and_train("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA)
+    run = demo.scramble_and_train("writing", "demo:smollm2", ("--delta",), train, SMALL_LORA_OPTIONS)
     answers = []
-    for row in read_rows("replies_test.jsonl")[: 2 if demo.is_quick else 6]:
+    for row in read_data_rows("replies_test.jsonl")[: 2 if demo.is_quick else 6]:
         prompt = f"{row['instruction']}\n\n{row['input']}"
         arguments = ("generate", run.model, prompt, "--chat", "--max-tokens", 12 if demo.is_quick else 32)
         answer = demo.run_command(*arguments, *run.options, as_json=True)["text"]
@@ -338,7 +337,7 @@ def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
+def read_data_rows(name: str) -> list[dict[str, str]]:
     """Returns the rows of a file of the invented messages."""
     text = (resources.files("milkglass.demo") / "data" / name).read_text("utf-8")
     return [json.loads(line) for line in text.splitlines()]

@@ -21,9 +21,9 @@ from typing import Any
 
 from milkglass.errors import CodecError
 
-RENDER_SECONDS = 20.0  # the longest time for one conversation. Published templates take milliseconds
-START_SECONDS = 120.0  # the longest time for the process to load its modules
-MAX_ANSWER_BYTES = 1 << 28  # of one answer
+RENDER_TIMEOUT_SECONDS = 20.0  # the longest time for one conversation. Published templates take milliseconds
+START_TIMEOUT_SECONDS = 120.0  # the longest time for the process to load its modules
+MAX_ANSWER_BYTES = 1 << 28  # the most bytes of one line that the process prints
 # Variables of a template that are not its user's options
 RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "chat_template", "conversations")
 
@@ -39,7 +39,8 @@ def render(
 
     Args:
         tokenizer: a `Tokenizer` or one of transformers'.
-        messages: as the template reads them. Fields that are None are left out, as published templates expect.
+        messages: the conversation, with the fields that the template reads. Fields that are None are left out, as
+            published templates expect.
         add_generation_prompt: whether the text ends with the beginning of an answer.
         tools: descriptions of the tools that the model may call.
         options: further variables of the template, such as `enable_thinking`.
@@ -59,7 +60,7 @@ def render(
 
 
 def template_variables(tokenizer: Any) -> frozenset[str]:
-    """Returns the variables that the chat templates read besides messages and tools, special tokens included.
+    """Returns the variables that the chat templates read, without RESERVED_VARIABLES, but with special tokens.
 
     Raises CodecError if a template cannot be read.
     """
@@ -89,19 +90,19 @@ class _Worker:
         line = json.dumps(request).encode() + b"\n"
         with self._turn:
             process = self._start()
-            if not self._is_ready and self._exchange(process, b"", START_SECONDS) is None:
+            if not self._is_ready and self._exchange(process, b"", START_TIMEOUT_SECONDS) is None:
                 raise CodecError(
                     "the process that renders chat templates did not start", "is the machine overloaded? Try again"
                 )
             self._is_ready = True
-            answer = self._exchange(process, line, RENDER_SECONDS)
+            answer = self._exchange(process, line, RENDER_TIMEOUT_SECONDS)
         fault = None if answer is None else answer.get("fault")
         if answer is not None and fault is None:
             return answer
         if answer is None:
             raise CodecError(
-                f"the model's chat template did not render {noun} within {RENDER_SECONDS:.0f} s and its bound on "
-                "memory",
+                f"the model's chat template did not render {noun} within {RENDER_TIMEOUT_SECONDS:.0f} s and its bound "
+                "on memory",
                 "use another template: put a published one into the model's folder",
             )
         if fault == "memory":

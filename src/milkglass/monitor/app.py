@@ -91,7 +91,7 @@ class MonitorPage:
     @asynccontextmanager
     async def running(self, backend: Backend) -> AsyncGenerator[PageRoutes, None]:
         """Yields the page's routes and its key, and attacks until the context is closed."""
-        attack_task = None if self.attacker is None else asyncio.create_task(self.attacker.work(self.observer))
+        attack_task = None if self.attacker is None else asyncio.create_task(self.attacker.run(self.observer))
         try:
             view = MonitorView(backend, self.key_file, self.observer, self.attacker, self.broken_reason)
             yield PageRoutes(make_routes(view, self.access), self.access.page_key)

@@ -1,4 +1,4 @@
-"""Runs attacks for the page: the audit's attacks on the key's model, then on what is sent.
+"""Runs attacks for the monitor's page: the audit's attacks on the key's model, then decipherment of what is sent.
 
 Attacks that need no text run once, on the model as it was uploaded, and guess for each scrambled id which token it is.
 With public text, what is sent is deciphered again and again as it grows. The page shows the reading that is right most
@@ -34,26 +34,26 @@ from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Candidates
 from milkglass.threat.observations import Tokens
 
-State = Literal["working", "done", "failed"]
+AttackState = Literal["working", "done", "failed"]
 IDS_PER_TEXT = 64  # ids of each of the made-up texts that send the whole vocabulary once
 DECIPHER_ATTACK = "decipherment"
 MIN_TOKENS = 50  # with fewer tokens, nothing is deciphered
 MIN_GROWTH_FACTOR = 1.1  # the tokens are deciphered again when they have grown by this factor
-PAUSE_SECONDS = 1.0  # the time between two checks whether there is enough to decipher
-WHOLE_VOCABULARY_SHARE = 0.999  # a model of whose vocabulary this share is read is not attacked further
+POLL_SECONDS = 1.0  # the time between two checks whether there is enough to decipher
+WHOLE_VOCABULARY_SHARE = 0.999  # once this share of the vocabulary is read, no further attack is run on the model
 DECIPHER_SECONDS = 30.0  # CPU seconds for one decipherment
 Result = TypeVar("Result")
 THREAD_NAME = "attack"  # the name of every thread that attacks
 
 
-async def run_in_thread(work: Callable[[], Result]) -> Result:
-    """Runs `work` like asyncio.to_thread, but in a daemon thread: a program that ends does not wait for it."""
+async def run_in_thread(function: Callable[[], Result]) -> Result:
+    """Runs `function` like asyncio.to_thread, but in a daemon thread: a program that ends does not wait for it."""
     future_result: Future[Result] = Future()
-    future_result.set_running_or_notify_cancel()  # so that the work goes on if the caller is cancelled
+    future_result.set_running_or_notify_cancel()  # so that the function goes on if the caller is cancelled
 
     def run() -> None:
         try:
-            future_result.set_result(work())
+            future_result.set_result(function())
         except BaseException as error:  # noqa: BLE001  (raised for the caller)
             future_result.set_exception(error)
 
@@ -72,17 +72,17 @@ class LiveReading:
 
     Attributes:
         title: the attack's title.
-        table: (n,) the public id that is read for each scrambled id, or NO_BELIEF.
+        public_ids: (n,) the public id that is read for each scrambled id, or NO_BELIEF.
         is_cut: whether the attack's budget ended it.
     """
 
     title: str
-    table: Ids
+    public_ids: Ids
     is_cut: bool = False
 
     def right_count(self, ids: Ids, true_ids: Ids) -> int:
-        """Returns how many of the scrambled ids are read right. `true_ids` is (n,) the true table."""
-        return int((self.table[ids] == true_ids[ids]).sum())
+        """Returns how many of `ids` (m,) are read right. `true_ids` is (n,) the true public id of each scrambled id."""
+        return int((self.public_ids[ids] == true_ids[ids]).sum())
 
 
 @dataclass(eq=False)
@@ -107,14 +107,14 @@ class LiveAttacker:
     codec: Codec
     public_source: Source | None = None
     budget_seconds: float = 120.0
-    state: State = "working"
+    state: AttackState = "working"
     model_failure: str = ""
     decipher_failure: str = ""
     readings: list[LiveReading] = field(default_factory=list)
     model_budget: Budget | None = None
     _is_stopped: bool = False
 
-    async def work(self, log: ExchangeLog) -> None:
+    async def run(self, log: ExchangeLog) -> None:
         """Attacks the model, and then, with public text, what is sent, until it is cancelled.
 
         After a cancellation, attacks in threads end as soon as they ask their budget. A failure is stored in
@@ -144,7 +144,7 @@ class LiveAttacker:
         corpus = (await run_in_thread(lambda: read_encoded(self.codec, public_source))).original
         deciphered_total = 0
         while True:
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             texts = log.kept_id_lists()
             token_total = sum(map(len, texts))
             if token_total >= max(MIN_TOKENS, MIN_GROWTH_FACTOR * deciphered_total):
@@ -194,7 +194,7 @@ class LiveAttacker:
     def _decipher(
         self, scene: Scene, candidates: Candidates | None, texts: Sequence[Sequence[int]], corpus: Sequences
     ) -> None:
-        """Deciphers texts by public text, and replaces the earlier reading of this attack.
+        """Deciphers the ids that were sent, with public text, and replaces this attack's earlier reading.
 
         Args:
             scene: the scene of the attacks on the model.
@@ -228,7 +228,7 @@ class LiveAttacker:
     def strongest_reading(self, readings: Sequence[LiveReading]) -> LiveReading | None:
         """Returns the reading that is right for most of the vocabulary, or None without readings."""
         true_ids = self.codec.inverse
-        return max(readings, key=lambda reading: int((reading.table == true_ids).sum()), default=None)
+        return max(readings, key=lambda reading: int((reading.public_ids == true_ids).sum()), default=None)
 
 
 def _failure_text(error: Exception) -> str:

@@ -23,7 +23,7 @@ from milkglass.audit.report.verdict import LEVEL_LABELS, level_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import token_pieces
 from milkglass.client.key import usage
-from milkglass.monitor.attacker import LiveAttacker, LiveReading, State
+from milkglass.monitor.attacker import AttackState, LiveAttacker, LiveReading
 from milkglass.monitor.exchanges import Exchange, ExchangeLog
 from milkglass.proxy.backend import Backend
 from milkglass.threat.guess import NO_BELIEF
@@ -146,7 +146,7 @@ class TextViews:
         if reading is None:
             return []
         true_ids = self.codec.inverse[ids]
-        columns = (true_ids.tolist(), reading.table[ids].tolist(), self.codec.is_visible[true_ids].tolist())
+        columns = (true_ids.tolist(), reading.public_ids[ids].tolist(), self.codec.is_visible[true_ids].tolist())
         marked_tokens = [self._marked_token(*token) for token in zip(*columns, strict=True)]
         return [(mark, "".join(text for _, text in run)) for mark, run in groupby(marked_tokens, key=itemgetter(0))]
 
@@ -286,7 +286,7 @@ class MonitorView:
         }
 
 
-def banner_level(state: State, right_count: int, token_count: int) -> str:
+def banner_level(state: AttackState, right_count: int, token_count: int) -> str:
     """Returns the beginning of the page's banner, by how much the strongest reading has right; "" if too early."""
     if not token_count or (not right_count and state == "working"):
         return ""

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions, /v1/completions and /v1/embeddings, in its format."""
+"""Answers requests to /v1/chat/completions, /v1/completions and /v1/embeddings, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from milkglass.proxy.text.calls import demanded_tool
 from milkglass.rows.messages import normalize_messages, tools_of
 from milkglass.server.random_ids import new_id
 
-MAX_ANSWERS = 128  # the most answers of one request, all prompts together
-MAX_INPUTS = 2048  # the most texts of one request for embeddings, as OpenAI has it
+MAX_CHOICES = 128  # the most answers of one request, all prompts together
+MAX_EMBEDDING_INPUTS = 2048  # the most texts of one request for embeddings, as OpenAI has it
 
 
 class ChatExchange:
@@ -49,7 +49,7 @@ class ChatExchange:
         """Returns the whole answer. Raises what `Reply.pieces` raises."""
         self.replies = self._start_replies()
         pieces_by_reply = await gather_pieces(self.replies)
-        answers = [_message(reply, pieces) for reply, pieces in zip(self.replies, pieces_by_reply, strict=True)]
+        answers = [_chat_choice(reply, pieces) for reply, pieces in zip(self.replies, pieces_by_reply, strict=True)]
         return {
             **self._head,
             "object": "chat.completion",
@@ -58,7 +58,7 @@ class ChatExchange:
         }
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the chunks of a streamed answer."""
+        """Yields the chunks of a streamed answer. Raises what `merge_pieces` raises."""
         head: dict[str, Any] = {**self._head, "object": "chat.completion.chunk"}
         self.replies = self._start_replies()
         call_counts, has_begun = [0] * len(self.replies), False
@@ -66,14 +66,14 @@ class ChatExchange:
             async for reply, piece in pieces:
                 if not has_begun:
                     for choice in self.replies:
-                        yield {**head, "choices": [_chunk(choice.index, {"role": "assistant", "content": ""})]}
+                        yield {**head, "choices": [_chunk_choice(choice.index, {"role": "assistant", "content": ""})]}
                     has_begun = True
                 if piece is None:
-                    yield {**head, "choices": [_chunk(reply.index, {}, finish=reply.finish_reason)]}
+                    yield {**head, "choices": [_chunk_choice(reply.index, {}, finish=reply.finish_reason)]}
                     continue
                 delta = _delta(piece, call_counts[reply.index])
                 call_counts[reply.index] += len(piece.calls)
-                yield {**head, "choices": [_chunk(reply.index, delta, logprobs_of(piece.logprobs))]}
+                yield {**head, "choices": [_chunk_choice(reply.index, delta, logprobs_of(piece.logprobs))]}
         if self._body.includes_usage:
             yield {**head, "choices": [], "usage": usage_document(self._prompt_tokens, self.replies)}
 
@@ -100,7 +100,7 @@ def text_of(pieces: Sequence[Piece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def _message(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _chat_choice(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
     calls = [call.document() for piece in pieces for call in piece.calls]
     content, reasoning = text_of(pieces, "content"), text_of(pieces, "reasoning")
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
@@ -113,7 +113,7 @@ def _message(reply: Reply, pieces: Sequence[Piece]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _chunk(
+def _chunk_choice(
     index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None
 ) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
@@ -149,7 +149,7 @@ class CompletionExchange:
                 body.model, prompt, max_tokens=body.max_tokens, stops=body.stops, logit_bias=body.logit_bias,
                 logprobs=body.logprobs, **body.sampling(),
             )
-            for prompt in prompt_list(body.prompt, MAX_ANSWERS // (body.n or 1))
+            for prompt in prompt_list(body.prompt, MAX_CHOICES // (body.n or 1))
         ]  # fmt: skip
         self._body, self._prompt_tokens = body, sum(len(request.ids_request.prompt) for request in requests)
         self._head: dict[str, Any] = {
@@ -172,31 +172,33 @@ class CompletionExchange:
         answers = []
         for reply, pieces in zip(self.replies, pieces_by_reply, strict=True):
             logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
-            answers.append(_choice(reply, "".join(piece.text for piece in pieces), logprobs, reply.finish_reason))
+            text = "".join(piece.text for piece in pieces)
+            answers.append(_completion_choice(reply, text, logprobs, reply.finish_reason))
         return {**self._head, "choices": answers, "usage": usage_document(self._prompt_tokens, self.replies)}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Yields the chunks of a streamed answer."""
+        """Yields the chunks of a streamed answer. Raises what `merge_pieces` raises."""
         self.replies = self._start_replies()
         offsets = [0] * len(self.replies)
         async with aclosing(merge_pieces(self.replies)) as pieces:
             async for reply, piece in pieces:
                 text, logprobs = ("", ()) if piece is None else (piece.text, piece.logprobs)
                 finish = reply.finish_reason if piece is None else None
-                yield {**self._head, "choices": [_choice(reply, text, logprobs, finish, offsets[reply.index])]}
+                choice = _completion_choice(reply, text, logprobs, finish, offsets[reply.index])
+                yield {**self._head, "choices": [choice]}
                 offsets[reply.index] += sum(len(drawn.token) for drawn, _ in logprobs)
         if self._body.includes_usage:
             yield {**self._head, "choices": [], "usage": usage_document(self._prompt_tokens, self.replies)}
 
 
-def _choice(
+def _completion_choice(
     reply: Reply, text: str, logprobs: Sequence[TokenLogprobs], finish: str | None, offset: int = 0
 ) -> dict[str, Any]:
     return {"index": reply.index, "text": text, "logprobs": _token_logprobs(logprobs, offset), "finish_reason": finish}
 
 
 def _token_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
-    """Returns log-probabilities in OpenAI's format. `offset` is the number of letters of the tokens before."""
+    """Returns log-probabilities in OpenAI's format. `offset` is the number of characters of the tokens before."""
     if not logprobs:
         return None
     return {
@@ -208,13 +210,13 @@ def _token_logprobs(logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str,
 
 
 async def embed(backend: Backend, body: EmbeddingBody) -> dict[str, Any]:
-    """Returns the vectors of texts in OpenAI's format.
+    """Returns the embeddings of texts, as the body of an answer in OpenAI's format.
 
     Raises:
         CodecError, UsageError: a text cannot be encoded, or ids were given; nothing was sent.
         UnsupportedModel: the engine or the model makes no embeddings.
     """
-    texts = prompt_list(body.input, MAX_INPUTS)
+    texts = prompt_list(body.input, MAX_EMBEDDING_INPUTS)
     if any(not isinstance(text, str) for text in texts):
         raise UsageError(
             "embeddings are made of texts: ids, as some clients send them, are another tokenizer's",

@@ -64,7 +64,7 @@ AllowHttp = Annotated[bool, typer.Option("--allow-http", help="Send the token ov
 
 def parameters_option(help: str) -> Any:  # noqa: A002 - as typer calls it
     """Returns the option --set NAME=VALUE, for parameters of a scheme or a method."""
-    return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists them all.")
+    return typer.Option("--set", metavar="NAME=VALUE", help=f"{help} Repeatable; an unknown name lists all parameters.")
 
 
 SETTINGS_WITHOUT_OPTION = (  # hyperparameters that only --set sets
