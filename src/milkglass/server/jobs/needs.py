@@ -10,7 +10,7 @@ that the model has in training, adapters included, each in fp32:
                     for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
                     for rows of the mean length. On a processor a step is made of parts (`tokens_at_once`),
-                    and the layers of a long row are computed again (`recomputed_layers` in trainer.py)
+                    and the layers of a long row are computed again (`gradient_checkpointing` in trainer.py)
 
 Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """
