@@ -30,7 +30,7 @@ from milkglass.compare.chat_rows import TASK, ChatRows
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
-from milkglass.compare.training import loss_fall, reported_losses, require_room
+from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
 from milkglass.deadline import until
@@ -96,7 +96,7 @@ def compare(
         MemoryShort: a training would not fit into the memory that is free.
         UsageError: `out` or `kept_folder` holds something else.
     """
-    require_room(setting, ways, memory_bytes(only_available=True))
+    require_memory(setting, ways, memory_bytes(only_available=True))
     require_same_run(out, {"compare": RUN_VERSION}, version_field="compare")
     name = run_name(setting, public)
     run = _Run(setting, out / "runs" / name, limits, public, log, on_begin)
