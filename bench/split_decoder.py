@@ -60,7 +60,7 @@ from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
-from milkglass.split.decoder.text import SplitText
+from milkglass.split.decoder.generator import SplitGenerator
 
 TEXT = (
     "The committee met on Tuesday to discuss the proposal for the new library, which several members had called too "
@@ -178,11 +178,11 @@ class Bench:
     def enclave(self, inner: Enclave, settings: RnmSettings, clear: Timing) -> Timing:
         """As `generate --split` does it. clear: the same text's time in the clear."""
         enclave: Any = TimedEnclave(inner)
-        text = SplitText(enclave, self.server, self.info, settings, is_exact=True)
+        generator = SplitGenerator(enclave, self.server, self.info, settings, is_exact=True)
         began = time.perf_counter()
-        sent = text.sanitize_text(self.text, "", self.sampling)
+        sent = generator.sanitize_text(self.text, "", self.sampling)
         before = time.perf_counter() - began
-        made = sum(1 for _ in text.generate_ids(sent, self.sampling))
+        made = sum(1 for _ in generator.generate_ids(sent, self.sampling))
         total = time.perf_counter() - began
         server = self._server_seconds()
         wire = total - before - enclave.rows.seconds - server

@@ -38,7 +38,7 @@ from milkglass.server.spec import ATTACHED_ARGUMENT
 WORKER = "milkglass.server.training"
 PRELOADED = [WORKER, "milkglass.cli.main", "milkglass.sanitizers.files", "milkglass.server.app", "milkglass.proxy.run"]
 PRELOADED += [
-    "milkglass.enclave.inside",
+    "milkglass.enclave.handler",
     "tests.warm",
     *sorted({f"milkglass.cli.{one.module}" for one in COMMANDS.values()}),
 ]

@@ -30,7 +30,7 @@ from transformers import (
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import write_tensors
 from milkglass.server import training
-from milkglass.server.jobs.trainer import Reporter
+from milkglass.server.jobs.trainer import JobCallback
 from milkglass.server.spec import Event, Hyperparameters, JobSpec
 
 BATCH, LABELS, EVERY = 16, 3, 10  # rows of a step, classes, and steps from one report of a loss to the next
@@ -104,7 +104,7 @@ def job_losses(job: Path, model: Path, train: Path, settings: Hyperparameters) -
     job.mkdir(parents=True)
     spec = JobSpec.model_validate({"model": str(model), "train": str(train), "hyperparameters": settings})
     with redirect_stdout(io.StringIO()):  # Trainer prints each report
-        training.train(job, spec, Reporter(job))
+        training.train(job, spec, JobCallback(job))
     lines = (job / "events.jsonl").read_text("utf-8").splitlines()
     events = [one for one in map(Event.model_validate_json, lines) if one.data and "loss" in one.data]
     return {one.data["step"]: (one.time, one.data["loss"]) for one in events if one.data}

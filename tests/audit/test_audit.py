@@ -491,7 +491,7 @@ def test_solvers_start_from_what_known_weights_undo(tmp_path: Path) -> None:
     lines = [" ".join(rng.choice(TEXT.split(), size=rng.integers(5, 12))) for _ in range(60)]
     text.write_text("\n".join(lines) + "\n", "utf-8")
     it = key_scene(key, Codec.open(key, folder), folder, AuditFiles(text))
-    assert it.promise.condition is not None
+    assert it.cluster_report.condition_number is not None
     chain = {"cluster-solve": ClusterSolve(), "known-weight": KnownWeight()}
     with_it = audit(it, chain, ResumeStore.open(tmp_path / "with", {}), Budget(600), seed=1)
     without = audit(

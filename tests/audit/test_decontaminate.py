@@ -12,9 +12,9 @@ import pytest
 from milkglass.audit.decontaminate import (
     MIN_CONTAINED_WORDS,
     decode_texts,
-    decontaminate,
     letters_and_digits,
     tokenizer_round_trip,
+    uncontaminated_indices,
     without_private,
 )
 from milkglass.models.tokenizer import load_tokenizer
@@ -38,11 +38,11 @@ PRIVATE = ["the caf\u00e9 is n't open , sadly", "good film", "[UNK] a long road"
     ],
 )
 def test_what_gives_a_private_text_away(public: str, kept: bool) -> None:
-    assert decontaminate(["something else entirely", public], PRIVATE).tolist() == ([0, 1] if kept else [0])
+    assert uncontaminated_indices(["something else entirely", public], PRIVATE).tolist() == ([0, 1] if kept else [0])
 
 
 def test_a_text_across_two_private_ones_is_none() -> None:
-    assert decontaminate(["one two three four"], ["nought one two", "three four five"]).tolist() == [0]
+    assert uncontaminated_indices(["one two three four"], ["nought one two", "three four five"]).tolist() == [0]
 
 
 def test_letters_and_digits_alone_count() -> None:
@@ -70,7 +70,7 @@ def test_the_index_finds_what_a_comparison_of_all_with_all_finds() -> None:
 
     for _ in range(300):
         public, private = [text() for _ in range(rng.randrange(12))], [text() for _ in range(rng.randrange(6))]
-        assert decontaminate(public, private).tolist() == literal(public, private), (public, private)
+        assert uncontaminated_indices(public, private).tolist() == literal(public, private), (public, private)
 
 
 def test_texts_that_are_there_as_ids_are_compared_as_they_read(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_texts_that_are_there_as_ids_are_compared_as_they_read(tmp_path: Path) -
 
 
 def test_a_script_without_blanks_has_words_too() -> None:
-    assert decontaminate(["他说病人昨天发烧了", "今天很好"], ["病人昨天发烧"]).tolist() == [1]
+    assert uncontaminated_indices(["他说病人昨天发烧了", "今天很好"], ["病人昨天发烧"]).tolist() == [1]
 
 
 class WordPieces:
@@ -101,5 +101,5 @@ class WordPieces:
 def test_a_word_that_the_tokenizer_does_not_know_is_in_neither() -> None:
     text = "patient Z\u00fcrich has fever"
     private = decode_texts(Sequences.of([np.array([1, 0, 2, 3], np.int64)]), WordPieces())
-    assert len(decontaminate([text], private)) == 1, "as it is written it looks like another text"
-    assert not len(decontaminate(tokenizer_round_trip([text], WordPieces()), private))
+    assert len(uncontaminated_indices([text], private)) == 1, "as it is written it looks like another text"
+    assert not len(uncontaminated_indices(tokenizer_round_trip([text], WordPieces()), private))

@@ -82,7 +82,7 @@ def test_it_refuses_before_it_works(owner: Owner, texts: Path, tmp_path: Path) -
     read = DataFile(texts, "note")
     out = tmp_path / "audit"
     for bad, message in (
-        ({"rows": 5}, "rows=5"), ({"budget": "soon"}, "soon"),
+        ({"max_rows": 5}, "max_rows=5"), ({"budget": "soon"}, "soon"),
         ({"public": tmp_path / "none.txt"}, r"none\.txt"), ({"server_transcript": tmp_path}, "transcript"),
     ):  # fmt: skip
         with pytest.raises(MilkglassError, match=message):

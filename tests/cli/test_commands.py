@@ -155,7 +155,7 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
         order.append("asked")
         return PASSPHRASE
 
-    monkeypatch.setattr("milkglass.cli.obfuscate.bars", bars)
+    monkeypatch.setattr("milkglass.cli.obfuscate.progress_bars", bars)
     monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
     monkeypatch.setattr("getpass.getpass", ask)
     monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: encoder.model)
@@ -410,7 +410,7 @@ def test_an_empty_input_is_refused(encoder: Owner, tmp_path: Path) -> None:
 
 def test_a_length_limit_below_the_special_tokens(encoder: Owner) -> None:
     with pytest.raises(UsageError) as caught:
-        encoder.codec._limit(2, added_count=2)  # the tiny tokenizer adds none
+        encoder.codec._limit(2, added_tokens=2)  # the tiny tokenizer adds none
     assert caught.value.message == "the length limit is 2, at least 3 is needed"
     assert caught.value.hint == "the tokenizer adds 2 special tokens to each text"
 
@@ -979,13 +979,13 @@ def test_a_models_control_characters_stay_off_the_terminal(monkeypatch: pytest.M
 def test_a_stage_of_unknown_length(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.progress import Progress
 
-    terminal.occasional_lines("put together", 0)(1)
+    terminal.progress_lines("put together", 0)(1)
     assert capsys.readouterr().err == "put together ...\n"
     monkeypatch.setattr(terminal, "is_stderr_terminal", lambda: True)
     made: list[Progress] = []
     start = Progress.start
     monkeypatch.setattr(Progress, "start", lambda progress: (made.append(progress), start(progress))[1])
-    with terminal.bars() as stage:
+    with terminal.progress_bars() as stage:
         over = stage("put together", 0)
         assert made[0].tasks[0].total is None
         over(1)

@@ -47,7 +47,13 @@ from milkglass.compare.run import (
     _with_command,
     read_way,
 )
-from milkglass.compare.training import cut_words, loss_fall, reported_losses, token_ids, unknown_words
+from milkglass.compare.training_checks import (
+    cut_rows_message,
+    loss_fall,
+    reported_losses,
+    row_token_ids,
+    unknown_tokens_message,
+)
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, EncoderWay, choose_ways
 from milkglass.defences.catalogue import defence_of
@@ -107,9 +113,9 @@ def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
 def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     texts = [*["the wound is open again"] * 5, "the wound is open again " * 40]
-    found = cut_words(token_ids(base, LabelledTexts(texts, [0] * 6)), 30, 64)
+    found = cut_rows_message(row_token_ids(base, LabelledTexts(texts, [0] * 6)), 30, 64)
     assert found.startswith("1 of 6 rows is cut to 30 tokens") and "--max-length" in found
-    assert cut_words(token_ids(base, LabelledTexts(texts[:5], [0] * 5)), 30, 64) == ""
+    assert cut_rows_message(row_token_ids(base, LabelledTexts(texts[:5], [0] * 5)), 30, 64) == ""
 
 
 def test_of_a_pair_that_is_cut_the_longer_text_is_cut_first(tmp_path: Path) -> None:
@@ -117,7 +123,7 @@ def test_of_a_pair_that_is_cut_the_longer_text_is_cut_first(tmp_path: Path) -> N
     short, long = "open", "the fever is high " * 40
     for pair in ((short, long), (long, short)):
         rows_of_pairs = LabelledTexts([pair[0]], [0], pairs=[pair[1]])
-        note = cut_words(token_ids(base, rows_of_pairs), 30, 64, has_pairs=True)
+        note = cut_rows_message(row_token_ids(base, rows_of_pairs), 30, 64, has_pairs=True)
         assert "1 of 1 rows is cut to 30 tokens, the longer text of a pair first" in note
         codec = public_codec(base)
         ids = codec.encode([pair[0]], [pair[1]], truncate=True, max_length=30).ids[0].tolist()
@@ -130,8 +136,8 @@ def test_tokens_that_the_model_does_not_know_are_reported() -> None:
     """Of a language that a vocabulary lacks, little is read and little is learnt, which is no protection."""
     base = Checkpoint.open(resolve("demo:minilm"))
     english, other = ["the wound is open again"] * 30, ["\U0001f9ff \U0001f9ff open"] * 30
-    assert unknown_words(base, token_ids(base, LabelledTexts(english, [0] * 30))) == ""
-    assert unknown_words(base, token_ids(base, LabelledTexts([*english, *other], [0] * 60))).startswith(
+    assert unknown_tokens_message(base, row_token_ids(base, LabelledTexts(english, [0] * 30))) == ""
+    assert unknown_tokens_message(base, row_token_ids(base, LabelledTexts([*english, *other], [0] * 60))).startswith(
         "17 % of the rows' tokens"
     )
 

@@ -240,7 +240,7 @@ def test_a_gap_of_losses_weighs_rows_by_their_tokens() -> None:
 def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tmp_path: Path) -> None:
     base = Checkpoint.open(model(tmp_path / "model"))
     rows = read(base, written(tmp_path / "rows.jsonl", instructions(130)))
-    done = public_codec(base).encode_truncated([one.messages for one in rows.asked])
+    done = public_codec(base).encode_answered([one.messages for one in rows.asked])
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)]
     losses, tokens = row_losses(tiny.build("llama-tied"), examples)
     cell: Any = SimpleNamespace(packed_predictions=pack_answers(np.concatenate([losses, tokens * 3])))

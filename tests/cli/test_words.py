@@ -136,16 +136,16 @@ def test_progress_in_a_log_is_a_line_now_and_then(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("milkglass.cli.ui.terminal.time.monotonic", lambda: now[0])
-    with terminal.bars() as stage:
+    with terminal.progress_bars() as stage:
         tell = stage("compare", 200)
         for _ in range(200):
             now[0] += 0.125
             tell(1)
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["compare: 12 %", "compare: 52 %", "compare: 92 %"]
-    with terminal.bars() as stage:
+    with terminal.progress_bars() as stage:
         stage("quick", 2)(2)
-    with terminal.bars(as_json=True) as stage:
+    with terminal.progress_bars(is_quiet=True) as stage:
         now[0] += 100
         stage("json", 2)(2)
     assert capsys.readouterr().err == ""
@@ -157,7 +157,7 @@ def test_the_time_left_is_never_more_than_what_is_left_of_a_budget(
     now = [0.0]
     monkeypatch.setattr("milkglass.cli.ui.terminal.time.monotonic", lambda: now[0])
     monkeypatch.setattr(terminal, "TimeLeft", partial(terminal.TimeLeft, clock=lambda: now[0]))
-    with terminal.bars(limit=lambda: 90.0) as stage:
+    with terminal.progress_bars(max_seconds_left=lambda: 90.0) as stage:
         advance = stage("attack", 10)
         for _ in range(9):
             now[0] += 1000

@@ -84,7 +84,7 @@ def test_answers_are_those_of_the_session(served: tuple[Path, Server, Tap, Scram
             conversation = await session.chat("scrambled", sampling=asked)
             assert "".join([piece async for piece in conversation.say(tiny.TEXTS[0])]) == spoken
             assert conversation.turns == turns.turns
-            ids = await session.prompt(tiny.TEXTS[1], chat=False)
+            ids = await session.encode_prompt(tiny.TEXTS[1], chat=False)
             assert session.codec.decode(ids) == tiny.TEXTS[1]
             with pytest.raises(MilkglassError, match="404: there is no such model: other"):
                 await session.describe("other")

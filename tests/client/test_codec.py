@@ -407,7 +407,7 @@ def test_what_is_no_list_of_ids_is_refused(small: Codec, bad: list[object]) -> N
 
 # --- streaming --------------------------------------------------------------------------------------------------------
 def pieces(codec: Codec, ids: np.ndarray, sizes: list[int]) -> list[str]:
-    stream, out, at = codec.stream(), [], 0
+    stream, out, at = codec.stream_decoder(), [], 0
     while at < len(ids):
         step = sizes[len(out) % len(sizes)]
         out.append(stream.push(ids[at : at + step]))
@@ -449,7 +449,7 @@ def test_any_ids_stream_to_what_they_decode_to(small: Codec, raw: list[int], siz
 def test_a_stream_keeps_a_short_window(small: Codec) -> None:
     """However long, and though no character ever ends: byte 0xE0 announces two bytes more."""
     lead = small.tokenizer.convert_tokens_to_ids("à")
-    stream = small.stream()
+    stream = small.stream_decoder()
     shown = "".join(stream.push([int(small.sigma[lead])]) for _ in range(500)) + stream.flush()
     assert len(stream._window) == 0
     assert shown == "\ufffd" * 500

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from milkglass.cli.ui import terminal
-from milkglass.cli.ui.terminal import bars, note, note_resumption, report_activity
+from milkglass.cli.ui.terminal import note, note_resumption, progress_bars, report_activity
 from milkglass.progress import WINDOW_SECONDS, Heartbeat, TimeLeft
 from milkglass.system import exit_on_sigterm
 
@@ -56,14 +56,14 @@ def test_a_command_that_is_at_work_says_what_it_does(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal, "Heartbeat", lambda log: Heartbeat(log, 0.2))
-    with report_activity(), bars() as stage:
+    with report_activity(), progress_bars() as stage:
         advance = stage("find shadows", 10)
         time.sleep(0.5)
         advance(1)
         note("halfway")
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "find shadows: still at work, 0 s after the start" and said[-1] == "halfway"
-    with report_activity(is_quiet=True), bars(as_json=True) as stage:
+    with report_activity(is_quiet=True), progress_bars(is_quiet=True) as stage:
         stage("find shadows", 10)
         time.sleep(0.5)
     assert capsys.readouterr().err == ""

@@ -13,7 +13,7 @@ import torch
 
 from milkglass.enclave import prompt
 from milkglass.enclave.budget import RowBudget
-from milkglass.enclave.inside import OpenTable
+from milkglass.enclave.handler import OpenTable
 from milkglass.enclave.package import RowPolicy, TablePackage
 from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_candidate_lists
 from milkglass.errors import CodecError, EnclaveError, ModelError

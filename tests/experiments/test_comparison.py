@@ -17,7 +17,7 @@ import pytest
 import torch
 from scipy.special import logsumexp
 
-from milkglass.audit.decontaminate import decontaminate
+from milkglass.audit.decontaminate import uncontaminated_indices
 from milkglass.audit.outcome import AttackResult
 from milkglass.client.alone import LinearModel
 from milkglass.defences.catalogue import defence_of
@@ -522,7 +522,7 @@ def test_an_attacker_has_no_row_that_was_trained_with_or_holds_a_private_one(dat
     assert len(whole.others.texts) == 8
     private = ["a good film", "very bad"]
     public = ["it is a good  film indeed", "good film", "a good film", "very bad", "very badly", "this is fine", "ad"]
-    assert decontaminate(public, private).tolist() == [1, 4, 5, 6]
+    assert uncontaminated_indices(public, private).tolist() == [1, 4, 5, 6]
 
 
 def test_a_text_is_sent_alike_whatever_is_sent_beside_it(recipe: Path, data: Path, tmp_path: Path) -> None:

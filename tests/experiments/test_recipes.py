@@ -14,7 +14,7 @@ import pytest
 
 from milkglass.attacks.embeddings.knn import KNN
 from milkglass.attacks.token_ids.sda import SDA
-from milkglass.audit.key_scene import AttackerText, assemble
+from milkglass.audit.key_scene import AttackerText, scene_of_texts
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.errors import UsageError
@@ -511,7 +511,7 @@ def test_leaked_texts_come_after_those_that_are_taken_out(tmp_path: Path) -> Non
     private = encode_examples(codec, [Example(i, "text", text) for i, text in enumerate(tiny.TEXTS)])
     other = encode_examples(codec, [Example(0, "text", "call my father on friday")]).original
     texts = Sequences.of((*other, *private.original))
-    scene = assemble(
+    scene = scene_of_texts(
         key, codec, base, private, {"bare": AttackerText(texts), "leaked": AttackerText(texts, np.array([1, 3]))}
     )
     known = {one.name: one.knowledge.corpus for one in scene.adversaries}

@@ -14,7 +14,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.symbol_generation import SymbolGenerationRecipe, load_model
-from milkglass.experiments.procedures.fewer_layers import write_layer_subset
+from milkglass.experiments.procedures.layer_subset import write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.reproduce import reproduce
 from milkglass.models.checkpoint import Checkpoint, end_ids

@@ -12,7 +12,7 @@ import torch
 
 from milkglass.federated.checks import GhostDemand
 from milkglass.federated.prepare import labels_of, prepare_site
-from milkglass.federated.run import InProcessSites, Sites, job_digest, settings_of, train
+from milkglass.federated.run import InProcessSites, Sites, run_digest, run_settings, train
 from milkglass.federated.site import FederatedTraining, Site, weights_of
 from milkglass.federated.state import FederatedRun
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence
@@ -65,7 +65,7 @@ class World:
     ) -> FederatedRun:
         step = self.step()
         run = FederatedRun.open(
-            out, job_digest(self.digest, sites, training, 2, 0), weights_of(step), settings_of(training, 2, 0)
+            out, run_digest(self.digest, sites, training, 2, 0), weights_of(step), run_settings(training, 2, 0)
         )
         return train(run, with_ or self.here(sites, step), step, training)
 

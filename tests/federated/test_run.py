@@ -28,7 +28,7 @@ from milkglass.federated.checks import GhostDemand, find_weaker_parameter
 from milkglass.federated.prepare import labels_of, prepare_site, require_name, site_files
 from milkglass.federated.rounds import Tensors, Update
 from milkglass.federated.rows import load_rows, report_of, save_rows, secret_of, stamp_of
-from milkglass.federated.run import Replies, Sites, job_digest
+from milkglass.federated.run import Replies, Sites, run_digest
 from milkglass.federated.seeds import noise_stream, row_order
 from milkglass.federated.site import FederatedTraining, LocalResult, Site, weights_of
 from milkglass.federated.state import read_update
@@ -531,9 +531,9 @@ def test_the_state_of_a_run_is_closed_and_confirms_no_guess_of_rows(there: World
     for path in (tmp_path / "deep", out, *out.rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
     job = json.loads((out / "run.json").read_text())["job"]
-    assert job == job_digest(there.digest, sites, SGD, 2, 0)
+    assert job == run_digest(there.digest, sites, SGD, 2, 0)
     (sites[1].folder / "draws.secret").write_bytes(bytes(32))  # who guesses the rows has no such secret
-    assert job != job_digest(there.digest, sites, SGD, 2, 0)
+    assert job != run_digest(there.digest, sites, SGD, 2, 0)
     (tmp_path / "open").mkdir(mode=0o755)
     there.run(tmp_path / "open", there.at(there.ready), replace(SGD, rounds=1))
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700

@@ -112,7 +112,7 @@ def test_half_a_request_is_cut(model: Scrambled, tmp_path: Path, sent: bytes) ->
 
 def test_an_answer_that_no_one_reads_ends_at_the_engine(model: Scrambled, monkeypatch: pytest.MonkeyPatch) -> None:
     """An ASGI server waits in `send` while its client takes nothing."""
-    monkeypatch.setattr(door, "READER_SECONDS", 0.2)
+    monkeypatch.setattr(door, "MAX_UNREAD_SECONDS", 0.2)
     body = b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": true, "max_tokens": 60}'
     scope: dict[str, Any] = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",

@@ -24,7 +24,7 @@ from milkglass.noise.stream import subkey
 from milkglass.progress import no_stage
 from milkglass.schemes.mixture import Mixture
 from milkglass.schemes.obfuslm import ObfusLM
-from milkglass.schemes.obfuslm_plus import DimensionMixing, DimensionTransform, Form
+from milkglass.schemes.obfuslm_plus import DimensionMixing, DimensionTransform, TransformForm
 from reference import obfuslm_plus as literal
 from tests import tiny
 from tests.schemes.scrambling import logits, require_refused
@@ -38,13 +38,13 @@ def key_for(folder: Path, plus: DimensionMixing | None, root: bytes | None = Non
     return base, new_key(base, str(folder), ObfusLM(4, 1.0, 0.9, plus=plus), base.digest(), root)
 
 
-def identity(d: int, form: Form) -> DimensionTransform:
+def identity(d: int, form: TransformForm) -> DimensionTransform:
     return DimensionTransform.of(torch.eye(d), np.random.default_rng(3).permutation(d).astype(np.int64), form)
 
 
-@pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("form", get_args(TransformForm))
 @pytest.mark.parametrize("name", MIXABLE)
-def test_without_mixing_the_model_is_the_same(name: str, form: Form, tmp_path: Path) -> None:
+def test_without_mixing_the_model_is_the_same(name: str, form: TransformForm, tmp_path: Path) -> None:
     """W = I and W* = I: two permutations, norms folded away, a tied head untied."""
     base, key = key_for(tiny.save(name, tmp_path / "base"), replace(PLUS, form=form))
     scramble(base, key, tmp_path / "out", mixture=Mixture.identity(tiny.VOCAB), transform=identity(32, form))
@@ -60,7 +60,7 @@ def test_without_mixing_the_model_is_the_same(name: str, form: Form, tmp_path: P
 def test_what_is_written_is_verified(name: str, tmp_path: Path) -> None:
     base, key = key_for(tiny.save(name, tmp_path / "base", shard="40KB"), PLUS)
     promise = scramble(base, key, tmp_path / "out")
-    assert promise.condition is not None and 1 < promise.condition < 1e6
+    assert promise.condition_number is not None and 1 < promise.condition_number < 1e6
     assert [one for one in verify(base, key, tmp_path / "out") if not one.passed] == []
     assert require_scrambled(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
@@ -76,8 +76,8 @@ def test_half_precision_is_verified_too(tmp_path: Path) -> None:
     assert {ref.dtype for ref in Checkpoint.open(tmp_path / "out").tensors.values()} == {"BF16"}
 
 
-@pytest.mark.parametrize("form", get_args(Form))
-def test_every_tensor_is_what_equation_2_says(form: Form, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", get_args(TransformForm))
+def test_every_tensor_is_what_equation_2_says(form: TransformForm, tmp_path: Path) -> None:
     """Under one secret: a mixture of another may be so ill-conditioned that two ways to invert it differ by more."""
     plus = replace(PLUS, form=form, leftover="paper")
     base, key = key_for(tiny.save("llama-untied", tmp_path / "base"), plus, bytes(range(32)))

@@ -218,12 +218,12 @@ def test_a_result_that_is_no_model_fails_the_job(
     client: TestClient, tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from milkglass.errors import CorruptCheckpoint
-    from milkglass.server.storage.registry import Registry
+    from milkglass.server.storage.registry import ModelRegistry
 
     def broken(*_: object) -> None:
         raise CorruptCheckpoint("the result is broken", "")
 
-    monkeypatch.setattr(Registry, "_publish", broken)
+    monkeypatch.setattr(ModelRegistry, "_publish", broken)
     client.app.state.context.store.models.add(_model())
     train = upload(client, "t.safetensors", ROWS, "fine-tune")
     (tmp_path / "home" / "models" / "bert").symlink_to(folders["classifier"])

@@ -26,7 +26,7 @@ from milkglass.server import training
 from milkglass.server.jobs import lora, needs, queue, trainer
 from milkglass.server.jobs.folder import checkpoint_to_resume, step_to_resume
 from milkglass.server.jobs.needs import LayerSizes, ModelSizes, ResourceNeeds, needs_of, require_disk, require_memory
-from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, Reserve, trained_tensors
+from milkglass.server.jobs.trainer import TRAINED_FILE, CheckpointTrainer, DiskReserve, trained_tensors
 from milkglass.server.settings import bytes_on_disk, free_bytes
 from milkglass.server.spec import COMPLETE_MARK, RESERVE_FILE, WEIGHTS_ONLY_MARK, Hyperparameters, JobSpec, Status
 from tests import tiny
@@ -241,13 +241,13 @@ def test_the_best_epoch_is_kept_beside_the_newest(tmp_path: Path) -> None:
 def test_room_for_the_next_save_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(tmp_path / "job", tiny.save("llama-tied", tmp_path / "model"), True, **LORA)
     seen = list[int]()
-    step_end = training.Reporter.on_step_end
+    step_end = training.JobCallback.on_step_end
 
-    def look(self: training.Reporter, *given: Any, **more: Any) -> None:
+    def look(self: training.JobCallback, *given: Any, **more: Any) -> None:
         seen.append((self.job / RESERVE_FILE).stat().st_blocks * 512)
         step_end(self, *given, **more)
 
-    monkeypatch.setattr(training.Reporter, "on_step_end", look)
+    monkeypatch.setattr(training.JobCallback, "on_step_end", look)
     assert training.main(job) == 0
     (newest,) = trainer.all_checkpoints(job)
     assert min(seen) >= bytes_on_disk(newest), "from the first step on, and after each save"
@@ -375,16 +375,16 @@ def test_weights_without_the_optimiser_are_better_than_nothing(tmp_path: Path, m
     assert found.resumable and "up to step 3 is kept there, without the optimiser's state" in str(found.error)
     learnt = load_file(kept / TRAINED_FILE)
     (job / "status.json").unlink()
-    rates, step_begin = list[float](), training.Reporter.on_step_begin
+    rates, step_begin = list[float](), training.JobCallback.on_step_begin
 
-    def look(self: training.Reporter, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def look(self: training.JobCallback, args: Any, state: Any, control: Any, **more: Any) -> None:
         if not rates:
             now = trained_tensors(more["model"])
             assert all(torch.equal(now[name].cpu(), one) for name, one in learnt.items()), "it goes on from these"
         rates.append(more["optimizer"].param_groups[0]["lr"])
         step_begin(self, args, state, control, **more)
 
-    monkeypatch.setattr(training.Reporter, "on_step_begin", look)
+    monkeypatch.setattr(training.JobCallback, "on_step_begin", look)
     assert training.main(job) == 0
     assert rates == pytest.approx([1e-3 * (6 - step) / 6 for step in (3, 4, 5)]), "at the rate of that step"
 
@@ -414,8 +414,8 @@ from pathlib import Path
 from milkglass.server import training
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 most = int(sys.argv[2])
-reserve = training.Reserve.take
-training.Reserve.take = lambda self: None  # larger than a file may be here
+reserve = training.DiskReserve.take
+training.DiskReserve.take = lambda self: None  # larger than a file may be here
 resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 try:
     training.main(Path(sys.argv[1]))
@@ -440,8 +440,8 @@ def test_a_file_that_the_system_cuts_is_a_save_that_fails(tmp_path: Path) -> Non
 
 
 def test_a_reserve_that_cannot_be_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Reserve(tmp_path, 100_000).take()
-    Reserve(tmp_path, 100_000).take()  # as a kill left it
+    DiskReserve(tmp_path, 100_000).take()
+    DiskReserve(tmp_path, 100_000).take()  # as a kill left it
     assert (tmp_path / RESERVE_FILE).stat().st_size == 100_000
 
     def refuse(*_: Any) -> None:
@@ -449,7 +449,7 @@ def test_a_reserve_that_cannot_be_is_none(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(trainer.os, "posix_fallocate", refuse)
     with pytest.raises(DiskFull, match=r"the server's disk is full: no 0\.1 MB are left for the next checkpoint"):
-        Reserve(tmp_path, 100_000).take()
+        DiskReserve(tmp_path, 100_000).take()
     assert not (tmp_path / RESERVE_FILE).exists()
 
 
@@ -517,7 +517,7 @@ def test_a_server_names_the_step_that_a_job_goes_on_from(
 
         store.jobs.update(key, lambda job: setattr(job, "state", "running"))
         with monkeypatch.context() as patched:
-            patched.setattr(jobs._registry, "adopt", full)
+            patched.setattr(jobs._registry, "add_job_result", full)
             jobs._finish(key, Status(state="succeeded"))
         answer = client.get(f"/v1/fine_tuning/jobs/{key}").json()
         assert "what was trained up to step 2 is kept there" in answer["error"]["message"]

@@ -88,15 +88,15 @@ def test_an_interrupted_job_ends_with_the_same_weights(
     whole = make_job(tmp_path / "whole", model, causal, **method)
     assert training.main(whole) == 0
     cut = make_job(tmp_path / "cut", model, causal, **method)
-    step_end = training.Reporter.on_step_end
+    step_end = training.JobCallback.on_step_end
 
-    def interrupt_at_3(self: training.Reporter, args: Any, state: Any, control: Any, **more: Any) -> None:
+    def interrupt_at_3(self: training.JobCallback, args: Any, state: Any, control: Any, **more: Any) -> None:
         if state.global_step == 3:
             self.interrupt()
         step_end(self, args, state, control, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training.Reporter, "on_step_end", interrupt_at_3)
+        patched.setattr(training.JobCallback, "on_step_end", interrupt_at_3)
         assert training.main(cut) == training.INTERRUPTED_EXIT_CODE
     assert not (cut / "status.json").exists()
     (cut / "checkpoints" / "checkpoint-5").mkdir()  # as a kill leaves one: not complete
@@ -230,7 +230,7 @@ def test_a_worker_that_is_told_to_stop_does_not_evaluate_first(tmp_path: Path, m
     model = tiny.save("bert", tmp_path / "model")
     job = make_job(tmp_path / "job", model, False, rows_file([[5, 6, 7]], [1]), max_steps=None, n_epochs=1)
     with monkeypatch.context() as patched:
-        patched.setattr(training.Reporter, "on_step_begin", lambda self, *_, **__: self.interrupt())
+        patched.setattr(training.JobCallback, "on_step_begin", lambda self, *_, **__: self.interrupt())
         assert training.main(job) == training.INTERRUPTED_EXIT_CODE
     assert "evaluation" not in (job / "events.jsonl").read_text()
     assert training.main(job) == 0

@@ -155,7 +155,7 @@ def test_what_a_server_says_of_itself_is_checked(change: dict[str, Any]) -> None
 
 def test_frames_stay_below_the_limit_that_was_told() -> None:
     info = replace(EncoderInfo.of(GOOD), width=384, max_body=1 << 20)
-    full = Activations(torch.zeros(info.max_rows, 384), np.array([info.max_rows]), 1)
+    full = Activations(torch.zeros(info.max_states, 384), np.array([info.max_states]), 1)
     assert 0.9 * info.max_body < len(frames.encode(full)) <= info.max_body
 
 

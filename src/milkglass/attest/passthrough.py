@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from milkglass.errors import MilkglassError, Unreachable, UsageError
-from milkglass.server.http.errors import REASONS, RefusedRequest
+from milkglass.server.http.errors import HTTP_ERROR_MESSAGES, RefusedRequest
 from milkglass.server.http.routing import result_unless_gone
 from milkglass.server.settings import error_for_caller
 
@@ -64,7 +64,7 @@ def web_app(routes: list[Route], lifespan: Lifespan[Starlette]) -> Starlette:
     async def on_http(request: Request, error: Any) -> Response:
         if isinstance(error, RefusedRequest):
             return await on_known(request, error.error)
-        message = f"{REASONS.get(error.status_code, 'the request was refused')}. {PATHS_HINT}"
+        message = f"{HTTP_ERROR_MESSAGES.get(error.status_code, 'the request was refused')}. {PATHS_HINT}"
         return _refusal(message, f"http_{error.status_code}", error.status_code, error.headers)
 
     handlers: dict[Any, Any] = {MilkglassError: on_known, OSError: on_known, HTTPException: on_http}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,7 @@ def audit(
     return Audit(
         model=scene.model,
         scheme=scene.scheme,
-        promise={} if scene.sends_states else asdict(scene.promise),
+        promise={} if scene.sends_states else scene.cluster_report.document(),
         text_count=len(sent),
         token_count=len(sent.ids),
         public_tokens={name: len(corpus_.ids) for name, corpus_ in corpora.items()},

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass.attacks.embeddings.sparse import equal_rows
 from milkglass.audit.alignment import IN_ORDER, MIN_FIXED_SHARE_OF_WORDS, Alignment, Order, align, fixed_orders
-from milkglass.audit.decontaminate import decontaminate
+from milkglass.audit.decontaminate import uncontaminated_indices
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import truth_of
 from milkglass.audit.scene import ALIKE, KNOWN, MIN_PRIVATE_TEXTS, OTHER, Adversary, Scene, require_attacker_texts
@@ -232,7 +232,7 @@ def scene_of(
             f"{len(rows)} captured rows are too few: one half is attacked, and {MIN_PRIVATE_TEXTS} are needed in it",
             f"give {2 * MIN_PRIVATE_TEXTS} or more",
         )
-    texts_left = decontaminate([row.text for row in attacker_rows], [row.text for row in private])
+    texts_left = uncontaminated_indices([row.text for row in attacker_rows], [row.text for row in private])
     require_attacker_texts(ALIKE, len(texts_left))
     client = _CapturedClient(base, codec, layer)
     texts = client.sent_texts(rows, stage("find the order", len(rows)))
@@ -240,7 +240,7 @@ def scene_of(
     corpora = [attacker_sent.original]
     attackers = []
     if public is not None:
-        texts_left = decontaminate(public, [row.text for row in private])
+        texts_left = uncontaminated_indices(public, [row.text for row in private])
         require_attacker_texts(OTHER, len(texts_left))
         corpora.insert(0, client.public_ids([public[index] for index in texts_left.tolist()]))
         attackers.append(Adversary.with_text(OTHER, Knowledge(corpus=corpora[0])))

@@ -1,14 +1,10 @@
-"""Removes private text from public text, for attackers who do not have the private texts.
+"""Leaves out public texts that overlap private ones, for attackers who do not have the private texts.
 
-Every audit and recipe uses this rule. Data sets overlap: a phrase of one is part of a sentence of another, split and
-spaced differently ("isn't", "is n't", "isn ' t"). So texts are compared by their letters and digits alone, in lower
-case, without accents and blanks. A public text is left out if it contains a private text, is contained in one, or is
-equal to one. A text of fewer than `MIN_CONTAINED_WORDS` words is part of nearly every long text, so it counts only if
-it equals a whole text.
-
-Blanks are ignored because tokenizers and data sets set them differently: with blanks, "is n't" of SST-2 and "isn't" of
-its source would be two texts. Without blanks, three short words may match across the borders of other words. Such a
-public text is left out too, which errs on the safe side.
+Every audit and recipe uses this rule: a public text is left out if it equals a private text, contains one, or is
+contained in one. Texts are compared by their letters and digits alone, in lower case, without accents and blanks, since
+data sets split and space the same phrase differently ("isn't", "is n't", "isn ' t"). Without blanks, three short words
+may match across the borders of other words; such a public text is left out too, which errs on the safe side. A text of
+fewer than `MIN_CONTAINED_WORDS` words is part of nearly every long text, so it counts only if it equals a whole text.
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ MIN_CONTAINED_WORDS = 3  # a text with fewer words is not searched for inside ot
 _TEXT_SEPARATOR = "\n"  # stands between texts; no normalised text contains it
 
 
-def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
-    """Returns (texts left,) the indices of the public texts that remain, in order."""
+def uncontaminated_indices(public: Sequence[str], private: Sequence[str]) -> Ids:
+    """Returns (kept,) the indices of the public texts that overlap no private text, in order."""
     normalised_public, normalised_private = (
         [letters_and_digits(text) for text in texts] for texts in (public, private)
     )
@@ -54,8 +50,11 @@ def decontaminate(public: Sequence[str], private: Sequence[str]) -> Ids:
 
 
 def without_private(public: Sequences, private: Sequences, tokenizer: Any) -> Sequences:
-    """Returns the public texts that remain, for texts in public ids. They are compared as the tokenizer reads them."""
-    return public.select(decontaminate(decode_texts(public, tokenizer), decode_texts(private, tokenizer)))
+    """Returns the public texts that `uncontaminated_indices` keeps.
+
+    Texts are ids, and are compared as the tokenizer decodes them.
+    """
+    return public.select(uncontaminated_indices(decode_texts(public, tokenizer), decode_texts(private, tokenizer)))
 
 
 def decode_texts(ids: Sequences, tokenizer: Any) -> list[str]:

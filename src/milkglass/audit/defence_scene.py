@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.audit.decontaminate import decontaminate
-from milkglass.audit.key_scene import AttackerText, assemble, truth_of
+from milkglass.audit.decontaminate import uncontaminated_indices
+from milkglass.audit.key_scene import AttackerText, scene_of_texts, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import EncodedTexts, encode_examples, name_and_number_masks
@@ -50,7 +50,9 @@ def scene_of(
         public: the texts of each further attacker, by name. Texts that contain a private text or are part of one are
             left out, and so is an attacker with no text left.
     """
-    attacker_texts = {name: [texts[i] for i in decontaminate(texts, private)] for name, texts in public.items()}
+    attacker_texts = {
+        name: [texts[i] for i in uncontaminated_indices(texts, private)] for name, texts in public.items()
+    }
     attacker_texts = {name: texts for name, texts in attacker_texts.items() if texts}
     if isinstance(client, TableClient) and client.document["name"] != "plain":
         return _table_scene(base, client, private, attacker_texts)
@@ -69,7 +71,7 @@ def _table_scene(
     key = key_from_secret(base, scheme_named(parameters.pop("name"), parameters), client.secret)
     ids = {name: encode_examples(client.codec, _examples(texts)).original for name, texts in public.items()}
     attackers = {name: AttackerText(corpus) for name, corpus in ids.items()}
-    return assemble(key, client.codec, base, encode_examples(client.codec, _examples(private)), attackers)
+    return scene_of_texts(key, client.codec, base, encode_examples(client.codec, _examples(private)), attackers)
 
 
 def _examples(texts: Sequence[str]) -> list[Example]:

@@ -51,7 +51,7 @@ def audit_key(
     known: Source | str | None = None,
     server_transcript: Path | str | None = None,
     budget: str = DEFAULT_BUDGET,
-    rows: int | None = None,
+    max_rows: int | None = None,
     seed: int = 1,
     model: str | None = None,
     attacks: Mapping[str, Attack] | None = None,
@@ -70,7 +70,7 @@ def audit_key(
         server_transcript: what a server recorded (`milkglass serve --record`).
         budget: time for the attacks by the clock, such as "90s" or "15m". The result's `unfinished` names attacks
             that it cut off; a call with a larger budget resumes them.
-        rows: how many texts are read. None: all.
+        max_rows: how many texts are read. None: all.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
         attacks: the attacks by the names of their results. None: all of the catalogue.
@@ -81,12 +81,14 @@ def audit_key(
 
     Raises:
         KeyFileError, ModelError, CodecError: a file cannot be opened or read.
-        UsageError: there is too little text, or `out` holds another audit.
+        UsageError: there is too little text, `out` holds another audit, or `budget` is not a time.
     """
     folder = Path(out)
     require_audit(folder, budget)
-    if rows is not None and rows < MIN_PRIVATE_TEXTS:
-        raise UsageError(f"rows={rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more")
+    if max_rows is not None and max_rows < MIN_PRIVATE_TEXTS:
+        raise UsageError(
+            f"max_rows={max_rows} leaves too few texts to say anything", f"give {MIN_PRIVATE_TEXTS} or more"
+        )
     sources = {name: None if path is None else DataFile.of(path) for name, path in
                (("text", text), ("public", public), ("known", known))}  # fmt: skip
     given_sources = [source for source in sources.values() if source is not None]
@@ -99,17 +101,17 @@ def audit_key(
     codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
     paths = {name: None if source is None else source.path for name, source in sources.items()}
     columns = [[file.text, file.label, file.pair, file.delimiter, file.skip_empty] for file in given_sources]
-    settings = {**audit_identity(unlocked, paths, transcript_path, rows, seed), "columns": columns}
+    settings = {**audit_identity(unlocked, paths, transcript_path, max_rows, seed), "columns": columns}
 
     def build_scene(stage: Stage) -> Scene:
-        audit_files = AuditFiles(DataFile.of(text), sources["public"], sources["known"], rows, seed)
+        audit_files = AuditFiles(DataFile.of(text), sources["public"], sources["known"], max_rows, seed)
         return key_scene(unlocked.key, codec, base, audit_files, stage, transcript)
 
     chosen_attacks = ATTACKS if attacks is None else attacks
     with cap_torch_threads():
         scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen_attacks)
         advance = stage("attack", planned_count(scene, chosen_attacks))
-        result, _ = run_and_write(
+        result, _ = run_audit(
             scene,
             resume_store,
             folder,
@@ -118,26 +120,30 @@ def audit_key(
             lambda cell: advance(1),
             chosen_attacks,
         )
-    note_in_usage(unlocked.path, result)
+    record_audit_figures(unlocked.path, result)
     return result
 
 
 # --- the steps, which the command line shares -------------------------------------------------------------------------
 def audit_identity(
-    unlocked: UnlockedKey, text_files: Mapping[str, Path | None], transcript: Path | None, rows: int | None, seed: int
+    unlocked: UnlockedKey,
+    text_files: Mapping[str, Path | None],
+    transcript: Path | None,
+    max_rows: int | None,
+    seed: int,
 ) -> dict[str, Any]:
     """Returns what must be unchanged for a stopped audit to resume.
 
     Args:
         text_files: the files "text", "public" and "known". None: no such file.
         transcript: what a server recorded. None: nothing.
-        rows: how many texts are read. None: all.
+        max_rows: how many texts are read. None: all.
     """
     return {
         "key": unlocked.key.identifier,
         **{name: None if path is None else files.sha256(path) for name, path in text_files.items()},
         "transcript": None if transcript is None else transcript_file.digest(transcript),
-        "rows": rows,
+        "rows": max_rows,
         "seed": seed,
     }
 
@@ -153,7 +159,7 @@ def open_scene(
 
     Args:
         build_scene: builds the scene, and reports its progress.
-        settings: everything that decides the result, besides the attacks.
+        settings: what decides the result besides the attacks, as JSON values.
         out: the folder of the audit.
         stage: receives the progress.
         attacks: the attacks by the names of their results.
@@ -170,7 +176,7 @@ def open_scene(
     return scene, ResumeStore.open(out / "work", full_identity, earlier_identity)
 
 
-def run_and_write(
+def run_audit(
     scene: Scene,
     resume_store: ResumeStore,
     out: Path,
@@ -180,7 +186,7 @@ def run_and_write(
     attacks: Mapping[str, Attack] = ATTACKS,
     on_begin: Callable[[str], None] = lambda activity: None,
 ) -> tuple[Audit, Path]:
-    """Runs the attacks and writes the report. Returns the report and the path of its page.
+    """Runs the attacks and writes the report. Returns the audit and the path of its HTML page.
 
     Args:
         out: the folder of the audit.
@@ -205,8 +211,8 @@ def cap_torch_threads() -> Iterator[None]:
         torch.set_num_threads(thread_count)
 
 
-def note_in_usage(key: Path, result: Audit) -> None:
-    """Notes the audit's figures beside the key.
+def record_audit_figures(key_path: Path, result: Audit) -> None:
+    """Records the audit's figures in the usage file beside the key.
 
     The key's text budget (how much text may be sent) is updated only if it was measured for every attacker.
     """
@@ -215,4 +221,4 @@ def note_in_usage(key: Path, result: Audit) -> None:
     record = usage.audit_record(result.text_count, *figures, is_finished=not result.unfinished)
     is_measured = bool(result.tokens_to_reach) and set(result.tokens_to_reach) == set(result.public_tokens)
     measured_tokens = max(map(result.max_measured_tokens, result.public_tokens)) if is_measured else 0
-    usage.record_audit(key, result.tokens_to_reach if is_measured else {}, measured_tokens, record)
+    usage.record_audit(key_path, result.tokens_to_reach if is_measured else {}, measured_tokens, record)

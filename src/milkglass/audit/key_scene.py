@@ -70,7 +70,7 @@ class AttackerText:
     """Holds the text that one attacker has.
 
     Attributes:
-        public: text in public ids, from which private texts are removed later (`assemble`).
+        public: text in public ids, from which private texts are removed later (`scene_of_texts`).
         leaked_indices: the private texts that the attacker also has, without knowing which of the sent ones they are.
         known: texts that the attacker also has with their scrambled ids.
     """
@@ -85,7 +85,7 @@ class AttackerText:
         return self.public if self.known is None else Sequences.of((*self.public, *self.known.original))
 
     @property
-    def pairs(self) -> Ids | None:
+    def id_pairs(self) -> Ids | None:
         """Returns (pairs, 2) the scrambled and the public ids of `known`, each pair once."""
         if self.known is None:
             return None
@@ -100,19 +100,19 @@ class AttackerText:
 
 # --- the model as it is uploaded --------------------------------------------------------------------------------------
 def scrambled_model(base: Checkpoint, key: Key, stage: Stage = no_stage) -> tuple[Model, ClusterReport]:
-    """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and what the scheme promises."""
+    """Makes the scrambled model, as `milkglass obfuscate` would upload it. Returns it, and a report on its clusters."""
     scrambled = scrambled_tensors(base, architecture_of(base), key, stage)
     changed = {name: rows.block(0, scrambled.base.tensors[name].shape[0]) for name, rows in scrambled.tensors.items()}
     config = scrambled_configs(base, key).config
-    promise = replace(scrambled.mixture.cluster_report(scheme_of(key).k), condition=scrambled.condition_number)
-    return Model(overlay_tensors(StoredTensors(scrambled.base), changed), config), promise
+    report = replace(scrambled.mixture.cluster_report(scheme_of(key).k), condition_number=scrambled.condition_number)
+    return Model(overlay_tensors(StoredTensors(scrambled.base), changed), config), report
 
 
 # --- from files -------------------------------------------------------------------------------------------------------
 def key_scene(
     key: Key,
     codec: Codec,
-    folder: Path,
+    model_folder: Path,
     files: AuditFiles,
     stage: Stage = no_stage,
     transcript: Transcript | None = None,
@@ -122,7 +122,7 @@ def key_scene(
     Args:
         key: the audited key.
         codec: the codec of the key.
-        folder: the original model's folder.
+        model_folder: the original model's folder.
         files: the texts.
         transcript: a server's transcript, in place of the model and the ids that this key makes.
 
@@ -131,7 +131,7 @@ def key_scene(
         KeyForOtherModel: the key is for another model, or the transcript for another key.
         CodecError: a text cannot be read.
     """
-    base = Checkpoint.open(folder)
+    base = Checkpoint.open(model_folder)
     key.require_model(base.digest(stage("check the model", sum(ref.bytes for ref in base.tensors.values()))))
     all_texts = read_encoded(codec, files.text, files.max_rows)
     require_enough_texts(all_texts.original, files.text.name)
@@ -149,14 +149,14 @@ def key_scene(
                 "give as --known only what an attacker has, a template or a published piece",
             )
     if transcript is not None and transcript.all(Tokens):
-        if not codec.is_readable:
+        if not codec.can_decode:
             raise UsageError(
                 "the texts of this transcript cannot be told from its ids, which name clusters, not tokens",
                 "audit the texts themselves, without --server-transcript",
             )
         attacker_texts = [*attackers.values()][-1].text_for_counts
         transcript = _without_known_texts(transcript, attacker_texts, codec, files.text)
-    scene = assemble(key, codec, base, private, attackers, stage, transcript)
+    scene = scene_of_texts(key, codec, base, private, attackers, stage, transcript)
     require_texts(scene, attackers)
     return scene
 
@@ -216,18 +216,18 @@ def _split_in_halves(all_texts: EncodedTexts, seed: int) -> tuple[EncodedTexts, 
 
 
 # --- from texts -------------------------------------------------------------------------------------------------------
-def assemble(
+def scene_of_texts(
     key: Key, codec: Codec, base: Checkpoint, private: EncodedTexts, attackers: Mapping[str, AttackerText],
     stage: Stage = no_stage, server_transcript: Transcript | None = None,
 ) -> Scene:  # fmt: skip
-    """Returns the scene of a key from texts. The first attacker has the public model alone.
+    """Returns the scene of a key's audit from texts. The first attacker has the public model and no text.
 
     Args:
         private: the texts that are sent.
         attackers: the text of each further attacker, by name.
         server_transcript: replaces the model and the ids that this key makes. None: these are attacked.
     """
-    model, promise = scrambled_model(base, key, stage)
+    model, cluster_report = scrambled_model(base, key, stage)
     scheme = scheme_of(key)
     transcript = _transcript(model, private, len(key.sigma), server_transcript, key)
     if server_transcript is not None and server_transcript.all(Tokens):
@@ -248,20 +248,22 @@ def assemble(
     for name, text in attackers.items():
         text_left = replace(text, public=without_private(text.public, original, codec.tokenizer))
         adversaries.append(
-            Adversary.with_text(name, Knowledge(corpus=text_left.corpus_with(original), pairs=text.pairs))
+            Adversary.with_text(name, Knowledge(corpus=text_left.corpus_with(original), pairs=text.id_pairs))
         )
     truth = truth_of(codec, transcript.tokens, original, [attacker.text_for_counts for attacker in attackers.values()])
-    truth = replace(truth, original=None) if codec.is_readable else truth
+    truth = replace(truth, original=None) if codec.can_decode else truth
     description = {"scheme": key.info.public_scheme, "model": key.info.model, "broken": scheme.broken}
     public_model_only = Adversary.without_text(without_text)
-    return Scene.of(transcript, truth, public_model_only, adversaries, texts=private, promise=promise, **description)
+    return Scene.of(
+        transcript, truth, public_model_only, adversaries, texts=private, cluster_report=cluster_report, **description
+    )
 
 
 def truth_of(codec: Codec, sent: Sequences, original: Sequences, public: Iterable[Sequences]) -> Truth:
     """Returns the truth of an audit.
 
     Args:
-        sent: what crosses.
+        sent: the ids that are sent.
         original: the same texts in public ids.
         public: further texts. Their tokens and those of `original` decide which tokens are common and which carry
             content; each of these texts has the same weight, however long it is.

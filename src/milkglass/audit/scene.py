@@ -94,7 +94,7 @@ class Scene:
         truth: grades the guesses.
         adversaries: the attackers. If there are several, the first one has no text.
         texts: the private texts, if classes of tokens are reported.
-        promise: what a scheme promises; `NO_PROMISE` for any other defence.
+        cluster_report: how far a scheme's promise is met; `NO_PROMISE` for any other defence.
         scheme: the defence and its parameters.
         model: the public model's name.
         broken: why nobody should rely on this defence, whatever the attacks here read.
@@ -105,7 +105,7 @@ class Scene:
     truth: Truth
     adversaries: tuple[Adversary, ...]
     texts: EncodedTexts | None = None
-    promise: ClusterReport = NO_PROMISE
+    cluster_report: ClusterReport = NO_PROMISE
     scheme: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     broken: str | None = None

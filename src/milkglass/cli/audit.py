@@ -23,7 +23,15 @@ from milkglass.cli.ui.options import (
     same_command,
     with_optional_key_and_server,
 )
-from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, report_activity, set_activity, table
+from milkglass.cli.ui.terminal import (
+    emit,
+    note,
+    note_resumption,
+    progress_bars,
+    report_activity,
+    set_activity,
+    table_text,
+)
 from milkglass.errors import CodecError, UsageError
 from milkglass.metrics.percent import percent
 from milkglass.progress import Stage, duration_text
@@ -114,7 +122,7 @@ def audit(
         topics_audit = encrypted.audit_endpoint(encrypted.read_answers(records), seed, Budget.parse(budget))
         half = "half of them play an attacker's own recordings"
         summary = f"{topics_audit.answer_count:,} answers on {topics_audit.topic_count} topics; {half}"
-        emit(as_json, topics_audit.to_json(), f"{summary}\n{table(topics_audit.table_rows())}")
+        emit(as_json, topics_audit.to_json(), f"{summary}\n{table_text(topics_audit.table_rows())}")
         return
     if captured is not None:
         used = {"captured", "model", "layer", "server_model", "public", "out", "budget", "seed", "as_json"}
@@ -160,7 +168,7 @@ def _audit_key(
         columns.read_optional(text_files["known"]),
     )
 
-    from milkglass.audit.key_audit import audit_identity, note_in_usage
+    from milkglass.audit.key_audit import audit_identity, record_audit_figures
     from milkglass.audit.key_scene import AuditFiles, key_scene
     from milkglass.client.codec.codec import codec_of
     from milkglass.models.resolve import resolve
@@ -175,7 +183,7 @@ def _audit_key(
         return key_scene(unlocked.key, codec, folder, AuditFiles(*sources, rows, seed), stage, server_record)
 
     finished_audit = run_audit(build_scene, full_identity, out, budget, seed, as_json)
-    note_in_usage(unlocked.path, finished_audit[0])
+    record_audit_figures(unlocked.path, finished_audit[0])
     print_audit(context, finished_audit, out, as_json)
 
 
@@ -260,10 +268,10 @@ def run_audit(
     """
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING_SHARE
-    from milkglass.audit.key_audit import cap_torch_threads, open_scene, run_and_write
+    from milkglass.audit.key_audit import cap_torch_threads, open_scene, run_audit
     from milkglass.audit.plan import estimate, planned_count
 
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         scene, resume_store = open_scene(build_scene, identity, out, stage)
         finished_names = resume_store.finished_names()
         time_estimate = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds, finished_names)
@@ -275,7 +283,7 @@ def run_audit(
                 )
             note(plan_text(time_estimate, budget))
     whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
-    with bars(as_json, whole_budget.left) as stage:
+    with progress_bars(as_json, whole_budget.left) as stage:
         advance = stage("attack", planned_count(scene, ATTACKS))
 
         def on_result(result: AttackResult) -> None:
@@ -284,9 +292,7 @@ def run_audit(
                 note(f"  {result_line(result)}")
 
         with note_resumption(resume_store.folder), cap_torch_threads():
-            audit_and_page = run_and_write(
-                scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity
-            )
+            audit_and_page = run_audit(scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity)
             return *audit_and_page, larger_budget(time_estimate, budget)
 
 
@@ -359,7 +365,7 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
             f"{label_of(audit).upper()}. {audit.verdict}",
             *([f"to go on where it stopped: {resume_command}"] if resume_command else []),
             "",
-            table(rows),
+            table_text(rows),
             "",
             *([f"- {SMALL_SAMPLE_NOTE.format(audit.text_count)}"] if audit.text_count < SMALL_SAMPLE else []),
             *(f"- {warning.title}: {warning.raised_if}" for warning in audit.findings),

@@ -18,7 +18,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, KeyOptions, Pairs, Texts, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, json_text, note, report_activity, text_for_stdout
+from milkglass.cli.ui.terminal import emit, json_text, note, progress_bars, report_activity, text_for_stdout
 from milkglass.errors import CodecError, EmptyText, TooLong, UsageError, first_few
 from milkglass.progress import Log
 from milkglass.rows.lines import (
@@ -209,7 +209,7 @@ def _write_training_rows(
     labels = labels_or_scale_of(unlocked.key, summary)
     unlocked = unlocked.remember(labels)
     token_limit = min(max_length, codec.max_tokens)
-    with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, bars(as_json) as stage:
+    with tempfile.TemporaryDirectory(prefix="milkglass-") as scratch, progress_bars(as_json) as stage:
         target = out if layout is None else Path(scratch) / "rows.parquet"
         counts = write_rows(
             unlocked, codec, source, target, summary.row_count, labels, token_limit, stage, note, skip_long

@@ -11,7 +11,7 @@ import typer
 
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
-from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table
+from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table_text
 from milkglass.errors import UsageError
 from milkglass.files import require_writable
 from milkglass.progress import duration_text
@@ -224,7 +224,7 @@ def compare(
         as_json,
         result.to_json(),
         lambda: "\n".join(
-            [table(rows_of(result)), legend(result), "", *notes_of(result), *file_lines, "", *result.verdict]
+            [table_text(rows_of(result)), legend(result), "", *notes_of(result), *file_lines, "", *result.verdict]
         ),
     )
     if not as_json and (next_step := next_line(result)):

@@ -12,7 +12,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, label_warning, note_skipped
 from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
-from milkglass.cli.ui.terminal import emit, note, table
+from milkglass.cli.ui.terminal import emit, note, table_text
 from milkglass.errors import CodecError, UsageError, missing_file_hint
 
 if TYPE_CHECKING:
@@ -198,4 +198,4 @@ def _print_data_sets(as_json: bool) -> None:
         (entry.name, entry.task, ", ".join(entry.splits), source_of[entry.name], entry.licence, entry.about)
         for entry in PUBLIC_DATASETS.values()
     ]
-    emit(as_json, {"data_sets": entries}, table([header, *rows]))
+    emit(as_json, {"data_sets": entries}, table_text([header, *rows]))

@@ -27,14 +27,14 @@ from milkglass.cli.ui.options import (
     require_file,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit, json_text, note, say, show_pieces
+from milkglass.cli.ui.terminal import emit, json_text, note, print_answer, progress_bars, say
 from milkglass.errors import UsageError
 from milkglass.progress import duration_text
 
 if TYPE_CHECKING:
     from milkglass.enclave.enclave import SanitizedPrompt
     from milkglass.split.decoder.client import DecoderServer, SplitSampling
-    from milkglass.split.decoder.text import SplitText
+    from milkglass.split.decoder.generator import SplitGenerator
 
 
 EnclaveFolder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
@@ -130,7 +130,7 @@ def build(
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS_NOTE)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         built_info, enclave = enclave_folder.build_enclave(
             out, kind, decoder_info.model, k, server.fetch_package, corpus, stage
         )
@@ -236,7 +236,7 @@ def audit(
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def open_split_text(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitText]:
+def open_split_generator(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitGenerator]:
     """Yields the client of a split decoder: the enclave of a folder, and the server of --split.
 
     What the enclave proves is printed. The address in `server_options` is not used.
@@ -250,7 +250,7 @@ def open_split_text(options: SplitOptions, server_options: ServerOptions) -> Ite
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.token_sanitizer import RnmSettings
     from milkglass.split.decoder.engines import PromptEmbedsEngine
-    from milkglass.split.decoder.text import ANSWER_WARNING, SplitText
+    from milkglass.split.decoder.generator import ANSWER_WARNING, SplitGenerator
 
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, server = str(options.split), None
@@ -266,18 +266,18 @@ def open_split_text(options: SplitOptions, server_options: ServerOptions) -> Ite
                 server_options.allow_http,
                 server_options.certificate,
             )
-            split_text = SplitText(enclave, engine, engine.info(enclave.table_info), settings)
+            generator = SplitGenerator(enclave, engine, engine.info(enclave.table_info), settings)
         else:
-            split_text = SplitText(enclave, server, decoder_info, settings)
+            generator = SplitGenerator(enclave, server, decoder_info, settings)
         note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
             note("warning: --no-sanitize: anyone with the model can read the prompt from its vectors")
-        yield split_text
+        yield generator
 
 
 def print_split_answer(
-    split_text: SplitText, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
+    generator: SplitGenerator, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
 ) -> None:
     """Prints how much of a sanitized prompt is replaced, then the answer as it is generated, or whole as JSON."""
     unchanged_count = sanitized.private_count - sanitized.changed_count
@@ -286,13 +286,13 @@ def print_split_answer(
         f"these were replaced, and {unchanged_count} cross as they are. Table and candidates are the provider's: it "
         "reads these, and may guess others"
     )
-    answer = show_pieces(split_text.text(sanitized, sampling), is_shown=not as_json)
+    answer = print_answer(generator.generate_text(sanitized, sampling), is_shown=not as_json)
     if as_json:
-        stream = split_text.streams[-1]
+        stream = generator.streams[-1]
         document = {
             "text": answer, "prompt_tokens": sanitized.token_count, "private_tokens": sanitized.private_count,
-            "replaced_tokens": sanitized.changed_count, "attested": split_text.enclave.is_attested,
-            "proof": split_text.enclave.proof,
+            "replaced_tokens": sanitized.changed_count, "attested": generator.enclave.is_attested,
+            "proof": generator.enclave.proof,
             "bytes_sent": stream.sent_bytes, "bytes_received": stream.received_bytes,
         }  # fmt: skip
         say(json_text(document))
@@ -301,7 +301,7 @@ def print_split_answer(
 
 
 def sanitize_prompt(
-    split_text: SplitText,
+    generator: SplitGenerator,
     prompt: str,
     system: str | None,
     chat_template: bool | None,
@@ -311,7 +311,7 @@ def sanitize_prompt(
     """Sanitizes a prompt, in the chat template if there is one.
 
     Args:
-        split_text: the client of the split decoder.
+        generator: the client of the split decoder.
         prompt: the text that is sanitized.
         system: the system's message, in the chat template.
         chat_template: whether the prompt is put into the chat template. None: if the model has one.
@@ -328,7 +328,7 @@ def sanitize_prompt(
         try:
             messages = [{"role": "system", "content": system}] if system else []
             messages.append({"role": "user", "content": instruction + prompt})
-            sanitized = split_text.sanitize_chat(messages, sampling, instruction)
+            sanitized = generator.sanitize_chat(messages, sampling, instruction)
         except NoChatTemplate:
             if chat_template:
                 raise
@@ -341,7 +341,7 @@ def sanitize_prompt(
             return sanitized
     if system:
         raise UsageError("--system needs a chat template, and this model has none", "give --instruction")
-    return split_text.sanitize_text(prompt, instruction, sampling)
+    return generator.sanitize_text(prompt, instruction, sampling)
 
 
 def split_sampling(

@@ -13,7 +13,7 @@ import typer
 from milkglass.cli.federated_audit import audit
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns
 from milkglass.cli.ui.options import AsJson, refuse_unused, with_options
-from milkglass.cli.ui.terminal import bars, emit, note, note_resumption, table
+from milkglass.cli.ui.terminal import emit, note, note_resumption, progress_bars, table_text
 from milkglass.errors import UsageError
 from milkglass.parameters import Limit
 from milkglass.progress import Stage, duration_text
@@ -97,7 +97,7 @@ def prepare(
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN_WARNING)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         ghost = None if plain else _open_ghost(folder, selection, stage)
         if ghost is not None:
             _announce_duration(ghost, [file], as_json)
@@ -233,7 +233,7 @@ def run(
     from milkglass.federated.checks import GhostDemand
     from milkglass.federated.prepare import labels_of, site_files
     from milkglass.federated.rows import report_of
-    from milkglass.federated.run import InProcessSites, job_digest, settings_of, train
+    from milkglass.federated.run import InProcessSites, run_digest, run_settings, train
     from milkglass.federated.site import FederatedTraining, Site, weights_of
     from milkglass.federated.state import FederatedRun, require_run_or_new_folder
     from milkglass.files import require_writable
@@ -261,12 +261,12 @@ def run(
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN_WARNING)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         prepare_sites(files, out / "sites", labels, folder, plain, selection, seed, stage, as_json)
         step = SharedStep.open(folder, "classification", len(labels), seed or 0)
         prepared_sites = [Site(name, out / "sites" / name, defence) for name in files]
-        job, weights = job_digest(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
-        settings = settings_of(training, len(labels), seed or 0, "states" if plain else selection)
+        job, weights = run_digest(digest, prepared_sites, training, len(labels), seed or 0), weights_of(step)
+        settings = run_settings(training, len(labels), seed or 0, "states" if plain else selection)
         federated_run = FederatedRun.open(out, job, weights, settings)
         if federated_run.finished_rounds and not as_json:
             note(f"going on after round {len(federated_run.finished_rounds)}")
@@ -321,7 +321,7 @@ def _run_summary(document: dict[str, Any], federated_run: FederatedRun, audit_co
         [
             f"{len(federated_run.finished_rounds)} rounds of {document['method']} over {len(document['sites'])} sites "
             f"in {duration_text(document['seconds'])}",
-            table(rows),
+            table_text(rows),
             f"before the gradients: {crossing}; guarantee: none",
             *(f"- site {name}: {weak_spots(report)}" for name, report in reports.items()),
             f"loss: nats a text, of {shadows_prefix}each round's first batches; no site sends it",

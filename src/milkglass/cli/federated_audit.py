@@ -13,7 +13,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.columns import ColumnOptions
 from milkglass.cli.ui.options import AsJson, require_file, with_options
-from milkglass.cli.ui.terminal import bars, emit, report_activity, table
+from milkglass.cli.ui.terminal import emit, progress_bars, report_activity, table_text
 from milkglass.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _attack_updates(
     chosen_attack_names(names, uses_ghost=True)
     defence, source, folder = parse_gradient_defence(shield), _public_source(public), resolve(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         stage("do the rounds again", 0)(1)
         audited = AuditedSite(RecordedRun(run, site, folder), site_texts, open_table(folder)[0], source, defence)
         update_audit, reading_rows = audit_updates(
@@ -201,7 +201,7 @@ def _result_table(update_audit: UpdateAudit) -> str:
     """Returns the table of results as text. What was trained on has columns only if it is not the texts themselves."""
     header = ("attack", "the texts: tokens", "ROUGE-1", "what was trained on: tokens", "ROUGE-1")
     column_count = len(header) if update_audit.uses_ghost else 3
-    return table(
+    return table_text(
         [header[:column_count], *(_result_row(outcome)[:column_count] for outcome in update_audit.finished_results)]
     )
 

@@ -25,7 +25,7 @@ from milkglass.cli.ui.options import (
     training_settings,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit, report_activity
+from milkglass.cli.ui.terminal import emit, progress_bars, report_activity
 
 if TYPE_CHECKING:
     from milkglass.client.key.file import UnlockedKey
@@ -106,7 +106,7 @@ def finetune(
         train_file, summary = columns.read_training(data, task)
         validation_file = None if validation is None else columns.read_training(validation, summary.task)[0]
         session = contexts.enter_context(open_session(key, server, unlocked))
-        with bars(as_json) as stage:
+        with progress_bars(as_json) as stage:
             job = session.finetune(
                 model_id, train_file, validation=validation_file, task=task, suffix=suffix, hold_out=hold_out,
                 skip_long=skip_long, stage=stage,

@@ -24,7 +24,15 @@ from milkglass.cli.ui.options import (
     refuse_unused,
     with_optional_key_and_server,
 )
-from milkglass.cli.ui.terminal import bars, json_text, note, print_classifications, report_activity, say, show_pieces
+from milkglass.cli.ui.terminal import (
+    json_text,
+    note,
+    print_answer,
+    print_classifications,
+    progress_bars,
+    report_activity,
+    say,
+)
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import MilkglassError, TooLong, UsageError, first_few
 from milkglass.rows.lines import InputRow, refusals_naming_rows, second_texts
@@ -123,7 +131,7 @@ def classify(
     unlocked = key.open()
     rows = texts_to_classify(text, source, columns, id_column)
     texts, pairs = [row.text for row in rows], second_texts(rows, pair)
-    with open_session(key, server, unlocked) as session, bars(as_json) as stage, refusals_naming_rows(rows):
+    with open_session(key, server, unlocked) as session, progress_bars(as_json) as stage, refusals_naming_rows(rows):
         results = session.classify(model_id, texts, pairs, truncate=truncate, labels_of=labels_of, stage=stage)
     print_classifications(results, as_json, [row.output_id for row in rows])
 
@@ -181,16 +189,16 @@ def generate(
 ) -> None:
     """Generate text, which is shown while it is generated."""
     if split.split is not None:
-        from milkglass.cli.enclave import open_split_text, print_split_answer, sanitize_prompt, split_sampling
+        from milkglass.cli.enclave import open_split_generator, print_split_answer, sanitize_prompt, split_sampling
 
         if prompt is not None:
             raise UsageError("two arguments were given with --split", "give the prompt alone: the server has one model")
         _require_split(key, split)
         sampling = split_sampling(max_tokens, temperature or 0.0, top_p, top_k, seed)
         text = sys.stdin.read().rstrip("\n") if model_id is None else model_id
-        with report_activity(as_json), open_split_text(split, server) as split_text:
-            sanitized = sanitize_prompt(split_text, text, system, chat_template, instruction, sampling)
-            print_split_answer(split_text, sanitized, sampling, as_json)
+        with report_activity(as_json), open_split_generator(split, server) as generator:
+            sanitized = sanitize_prompt(generator, text, system, chat_template, instruction, sampling)
+            print_split_answer(generator, sanitized, sampling, as_json)
         return
     if model_id is None or instruction:
         missing = "--instruction is for --split" if instruction else "the model's id is missing"
@@ -202,10 +210,10 @@ def generate(
     server.require(SPLIT_ALTERNATIVE)
     with open_session(key, server) as session:
         text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
-        prompt_ids = session.prompt(text, system, chat_template)
+        prompt_ids = session.encode_prompt(text, system, chat_template)
         _note_sampling(session)
         answer = session.generate(model_id, prompt_ids, Sampling(max_tokens, temperature, top_p, top_k, seed))
-        show_pieces(answer, is_shown=not as_json)
+        print_answer(answer, is_shown=not as_json)
     if as_json:
         say(json_text({"text": answer.text, "prompt_tokens": answer.prompt_tokens, "tokens": answer.token_count}))
     elif answer.text:
@@ -234,13 +242,13 @@ def chat(
     /new begins again, /exit or Ctrl-D ends; Ctrl-C ends an answer, and at the prompt the chat.
     """
     if split.split is not None:
-        from milkglass.cli.enclave import open_split_text, split_sampling
+        from milkglass.cli.enclave import open_split_generator, split_sampling
 
         refuse_unused("with --split", {"a model's id": model_id})
         _require_split(key, split)
-        with open_split_text(split, server) as split_text:
+        with open_split_generator(split, server) as generator:
             chat_temperature, chat_top_p = 0.7 if temperature is None else temperature, 0.95 if top_p is None else top_p
-            _talk(split_text.chat(system, split_sampling(max_tokens, chat_temperature, chat_top_p, top_k, seed)))
+            _talk(generator.chat(system, split_sampling(max_tokens, chat_temperature, chat_top_p, top_k, seed)))
         return
     if model_id is None:
         raise UsageError("the model's id is missing", "milkglass chat MODEL_ID --key FILE --server URL")
@@ -289,7 +297,7 @@ def _take_turn(conversation: Conversation, line: str) -> None:
     """
     try:
         with closing(conversation.say(line)) as pieces:
-            if show_pieces(pieces):
+            if print_answer(pieces):
                 say()
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

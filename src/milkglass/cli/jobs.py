@@ -17,7 +17,7 @@ from milkglass.cli.ui.options import (
     with_optional_key_and_server,
     with_options,
 )
-from milkglass.cli.ui.terminal import cell_text, delete_object, emit, local_time, table
+from milkglass.cli.ui.terminal import cell_text, delete_object, emit, local_time_text, table_text
 from milkglass.errors import UsageError
 
 
@@ -105,8 +105,10 @@ def _job_table(jobs: list[dict[str, Any]]) -> str:
     for job in map(_job_document, jobs):
         progress = job["progress"]
         cells = (job["id"], job["model"], job["status"], steps_text(progress) or "-", _loss_text(progress) or "-")
-        rows.append((*map(cell_text, cells), local_time(job["created_at"]), cell_text(job["fine_tuned_model"] or "-")))
-    return table(rows)
+        rows.append(
+            (*map(cell_text, cells), local_time_text(job["created_at"]), cell_text(job["fine_tuned_model"] or "-"))
+        )
+    return table_text(rows)
 
 
 def _loss_text(job_progress: Mapping[str, Any]) -> str:

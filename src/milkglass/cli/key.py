@@ -13,7 +13,7 @@ import typer
 from milkglass import files
 from milkglass.cli.ui.options import AsJson, KeyOptions, ModelRef, PassphraseFile, open_original, require_file
 from milkglass.cli.ui.passphrase import PASSPHRASE_VARIABLE, another_passphrase, require_another_source
-from milkglass.cli.ui.terminal import bars, emit, local_time, note, table
+from milkglass.cli.ui.terminal import emit, local_time_text, note, progress_bars, table_text
 from milkglass.client.key import usage
 from milkglass.errors import KeyFileError, UsageError, missing_key_error
 from milkglass.metrics.percent import percent
@@ -99,7 +99,7 @@ def for_job(
     parent, passphrase = KeyOptions(key, model, passphrase_file).open_key_and_passphrase()
     parent.key.require_whole()
     base = open_original(model or parent.key.info.model)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         parent.key.require_model(base.digest(stage("check the model", base.total_bytes)))
         child = key_for_job(base, parent.key, name, clusters, stage)
     if fault := weakness(passphrase):
@@ -130,7 +130,7 @@ def usage_text(counts: usage.Usage) -> str:
         cipher_clause = "" if counts.rate else ", each its own cipher"
         lines.append(f"under keys made from it for jobs, {len(counts.jobs):,}: {job_tokens:,} tokens{cipher_clause}")
         lines.append(
-            table(
+            table_text(
                 [("key for a job", "tokens"), *((job, f"{token_count:,}") for job, token_count in counts.jobs.items())]
             )
         )
@@ -148,7 +148,7 @@ def usage_text(counts: usage.Usage) -> str:
     no_attack = (
         f"with up to {counts.measured:,} tokens no attacker of an audit read 10 % of the content; more was not measured"
     )
-    lines.append(table(rows) if len(rows) > 1 else no_attack)
+    lines.append(table_text(rows) if len(rows) > 1 else no_attack)
     if counts.tokens > counts.measured:
         lines.append(f"audits went up to {counts.measured:,} tokens: more is encoded by now, audit again")
     return "\n".join([*lines, *budget_warnings(counts)])
@@ -157,7 +157,7 @@ def usage_text(counts: usage.Usage) -> str:
 def audit_lines(counts: usage.Usage) -> list[str]:
     """Returns a table of the audits, or a line with the time of the last one if no audit has a record."""
     if not counts.audits:
-        return [f"last audit: {local_time(counts.audited)}"] if counts.audited else []
+        return [f"last audit: {local_time_text(counts.audited)}"] if counts.audited else []
     rows: list[tuple[str, ...]] = [("audit", "texts", "words read", "names and other content words", "")]
     for audit in counts.audits:
         shares = (
@@ -165,9 +165,9 @@ def audit_lines(counts: usage.Usage) -> list[str]:
             for name in ("tokens", "content")
         )  # fmt: skip
         rows.append(
-            (local_time(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished")
+            (local_time_text(audit["at"]), f"{audit['texts']:,}", *shares, "" if audit["finished"] else "not finished")
         )
-    return [table(rows)]
+    return [table_text(rows)]
 
 
 def rate_lines(rate: Mapping[str, float]) -> list[str]:

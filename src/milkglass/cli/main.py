@@ -25,7 +25,7 @@ HELP = (
     "Then use the model in the way that you choose."
 )
 
-DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota and a limit of a file
+FULL_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # of a disk, a quota and a limit of a file
 
 
 class CommandGroup(LazyGroup):
@@ -75,8 +75,11 @@ class CommandGroup(LazyGroup):
 
 
 def file_error(error: OSError) -> MilkglassError:
-    """Returns the error of a file in words. Of a copy that fills a disk it names the target, not the source."""
-    is_full = error.errno in DISK_FULL_ERRORS
+    """Returns an OSError as an error for the user.
+
+    If the disk is full, it names the file that was written, not the source.
+    """
+    is_full = error.errno in FULL_DISK_ERRNOS
     name = (error.filename2 or error.filename) if is_full else error.filename
     place = f" ({name})" if name else ""
     hint = "free some space, or give a place on another disk" if is_full else ""

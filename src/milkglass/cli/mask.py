@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milkglass.cli.ui.terminal import bars, emit, note, table
+from milkglass.cli.ui.terminal import emit, note, progress_bars, table_text
 from milkglass.errors import UsageError
 from milkglass.rows.blocks import RowFormat
 
@@ -25,13 +25,13 @@ def sanitize_by_mask(source: Path, row_format: RowFormat, out: Path, settings: l
     """
     from milkglass.sanitizers.masking import mask_file
 
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         report = mask_file(source, row_format, out, min_score_of(settings), stage("mask", source.stat().st_size))
     rows: list[tuple[str, ...]] = [("masked", "times")]
     rows += [(kind, f"{count:,}") for kind, count in report["masks"].items()]
     summary = (
-        f"{table(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no recognizer "
-        f"knows is unchanged, such as many names in lower case\nwrote {out} and {out.name}.report.json"
+        f"{table_text(rows)}\n{report['texts with a mask']:,} of {report['texts']:,} texts have a mask; what no "
+        f"recognizer knows is unchanged, such as many names in lower case\nwrote {out} and {out.name}.report.json"
     )
     if fields_left := report["fields_left_as_they_are"]:
         summary += f"\nunchanged: {', '.join(fields_left)} (--text-column NAME masks a field)"

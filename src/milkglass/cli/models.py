@@ -19,7 +19,17 @@ from milkglass.cli.ui.options import (
     refuse_unused,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, cell_text, confirm, delete_object, emit, local_time, megabytes, note, table
+from milkglass.cli.ui.terminal import (
+    cell_text,
+    confirm,
+    delete_object,
+    emit,
+    local_time_text,
+    megabytes_text,
+    note,
+    progress_bars,
+    table_text,
+)
 from milkglass.errors import KeyForOtherModel, UsageError
 
 if TYPE_CHECKING:
@@ -107,11 +117,11 @@ def _model_table(models: list[dict[str, Any]]) -> str:
         cells = (
             cell_text(model["id"]),
             cell_text(model["kind"]),
-            megabytes(model["bytes"]),
-            local_time(model["created"]),
+            megabytes_text(model["bytes"]),
+            local_time_text(model["created"]),
         )
         rows.append((*cells, cell_text(model["parent"] or "-"), cell_text(scrambled_with)))
-    return f"{table(rows)}\n\n{hint}"
+    return f"{table_text(rows)}\n\n{hint}"
 
 
 # --- what can be scrambled --------------------------------------------------------------------------------------------
@@ -120,8 +130,10 @@ def _supported_models() -> tuple[dict[str, Any], str]:
     from milkglass.models.families import FAMILIES
     from milkglass.models.resolve import EMBEDDED
 
-    embedded = table([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
-    families = table([(f"  {family.name}", family.kind, ", ".join(family.model_types)) for family in FAMILIES.values()])
+    embedded = table_text([(f"  {model.ref}", model.about) for model in EMBEDDED.values()])
+    families = table_text(
+        [(f"  {family.name}", family.kind, ", ".join(family.model_types)) for family in FAMILIES.values()]
+    )
     document = {
         "embedded": [{"ref": model.ref, "about": model.about} for model in EMBEDDED.values()],
         "families": [
@@ -158,13 +170,13 @@ def _model_facts(ref: str) -> tuple[dict[str, Any], str]:
         "bytes": base.total_bytes,
         "bytes_scrambled": scrambled_bytes,
     }
-    return facts, table(
+    return facts, table_text(
         [
             ("folder", facts["folder"]),
             ("family", f"{facts['family']} ({facts['kind']})"),
             ("vocabulary", f"{facts['vocabulary']:,} tokens x {facts['dimensions']} dimensions, {facts['dtype']}"),
             ("scrambled", ", ".join(facts["touched"])),
-            ("size", f"{megabytes(facts['bytes'])}, a delta {megabytes(facts['bytes_scrambled'])}"),
+            ("size", f"{megabytes_text(facts['bytes'])}, a delta {megabytes_text(facts['bytes_scrambled'])}"),
         ]
     )
 
@@ -192,7 +204,7 @@ def upload(
     from milkglass.client.obfuscate.upload_check import unsent_names
     from milkglass.client.plain_names import is_plain
 
-    with server.open() as remote, bars(as_json) as stage:
+    with server.open() as remote, progress_bars(as_json) as stage:
         if path.is_dir():
             for other in unsent_names(path):
                 note(f"not sent: {other}, which is not a file of the model")
@@ -273,9 +285,9 @@ def _upload_table(files: list[dict[str, Any]], unfinished_uploads: list[dict[str
     for record in [*files, *unfinished_uploads]:
         size, received = record.get("bytes"), record.get("received")
         progress_text = f"{100 * received / size:.0f} %" if received is not None and size else "whole"
-        cells = (cell_text(record.get("id")), cell_text(record.get("purpose")), megabytes(size))
-        rows.append((*cells, progress_text, local_time(record.get("created_at"))))
-    return table(rows)
+        cells = (cell_text(record.get("id")), cell_text(record.get("purpose")), megabytes_text(size))
+        rows.append((*cells, progress_text, local_time_text(record.get("created_at"))))
+    return table_text(rows)
 
 
 def _require_own_files(path: Path, name: str | None) -> None:

@@ -7,7 +7,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,7 +28,7 @@ from milkglass.cli.ui.options import (
     with_options,
 )
 from milkglass.cli.ui.passphrase import GeneratePassphrase, WeakPassphrase, new_passphrase
-from milkglass.cli.ui.terminal import bars, emit, note, note_after_interrupt
+from milkglass.cli.ui.terminal import emit, note, note_after_interrupt, progress_bars
 from milkglass.client.key import usage
 from milkglass.errors import KeyExists, ModelError, UsageError
 from milkglass.files import partial_folder
@@ -87,7 +86,7 @@ def outcome_lines(unlocked: UnlockedKey, out: Path, report: ClusterReport, secon
         f"  {_permutation_text(key)}; mixed in {report.clusters:,} clusters {spread}".rstrip(),
         f"  {report.below_k:,} tokens in clusters below k = {report.k}; "
         f"{report.singletons:,} alone in theirs, {report.verbatim:,} outside every cluster (permuted only)",
-        *([] if report.condition is None else [f"  {OBFUSLM_PLUS_NOTE.format(report.condition)}"]),
+        *([] if report.condition_number is None else [f"  {OBFUSLM_PLUS_NOTE.format(report.condition_number)}"]),
         f"  {LIMITS_NOTE}",
     ]
 
@@ -254,7 +253,7 @@ def obfuscate(
             note(f"warning: {warning}")
         if existing_key is None and generate_passphrase:
             passphrase = new_passphrase(passphrase_file, weak_passphrase, generate=True)
-        with bars(as_json) as stage:
+        with progress_bars(as_json) as stage:
             stage_name = "read the model" if existing_key is None else "check the model"
             digest = base.digest(stage(stage_name, base.total_bytes))
             if existing_key is None:
@@ -284,7 +283,7 @@ def obfuscate(
         "created_key": existing_key is None,
         "delta": delta,
         "scheme": unlocked.key.info.public_scheme,
-        "promise": asdict(report),
+        "promise": report.document(),
         "seconds": round(seconds, 2),
     }
     if delta:
@@ -412,7 +411,7 @@ def _resolve_model(model: str, as_json: bool) -> Path:
 
     if model not in EMBEDDED:  # the hub draws bars of its own
         return resolve(model)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         advance = stage(f"prepare {model}", 0)
         folder = resolve(model)
         advance(1)

@@ -12,7 +12,7 @@ import typer
 
 from milkglass.cli.ui.columns import Delimiter
 from milkglass.cli.ui.options import AsJson, refuse_unused, require_file
-from milkglass.cli.ui.terminal import bars, emit, note, table, text_for_stdout
+from milkglass.cli.ui.terminal import emit, note, progress_bars, table_text, text_for_stdout
 from milkglass.errors import UsageError, did_you_mean
 from milkglass.system import core_count
 
@@ -114,7 +114,7 @@ def make_sanitizer(
     from milkglass.sanitizers.files import count_file
     from milkglass.sanitizers.word_list import LIST_NAME, english_frequencies
 
-    with bars(is_quiet) as stage:
+    with progress_bars(is_quiet) as stage:
         counts = None
         if corpus is not None:
             counts = count_file(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
@@ -168,7 +168,7 @@ def sanitize_and_report(
             f"substitutes are the {substitute_count:,} sensitive words that occur in {corpus_file[0].name}: what is "
             "written shows some of its rare words"
         )
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         report = sanitize_file(
             sanitizer, source, row_format, out, seed, method_document(method, corpus is not None), workers,
             stage("sanitize", source.stat().st_size),
@@ -225,7 +225,7 @@ def _word_summary(report: dict[str, Any], out: Path, vectors: WordVectors) -> st
         if _is_listed_when_empty(report, name) or count["words"]
     ]
     fields_left = report["fields_left_as_they_are"]
-    lines = [f"wrote {out} and {out.name}.report.json", table(rows)]
+    lines = [f"wrote {out} and {out.name}.report.json", table_text(rows)]
     counts = report["words"]
     unknown_share = counts["unknown"]["words"] / max(1, counts["all"]["words"])
     if unknown_share > MIN_REPORTED_UNKNOWN:
@@ -308,7 +308,7 @@ def sanitize_by_ghost(
     too_long, limit = long_texts(job, folder)
     if too_long:
         note(f"cut to {limit} tokens, which is what {model} takes: {places_text(too_long)} of {path.name}")
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         progress = stage("find shadows", 0)
         name = model if model.startswith("demo:") else folder.name
         ghost = replace(Ghost.open(folder, search, selection, name=name), cuts_texts=True)
@@ -360,7 +360,7 @@ def _ghost_summary(report: dict[str, Any], out: Path) -> str:
     if report["selection_loss"] is not None:
         settled_text = f"{report['not_settled']:,} not settled" if report["not_settled"] else "all settled"
         rows.append(("loss", f"{report['selection_loss']:.4g} after {report['sweeps']:.1f} sweeps, {settled_text}"))
-    lines = [f"wrote {out} and {out.name}.report.json", table(rows), "guarantee: none"]
+    lines = [f"wrote {out} and {out.name}.report.json", table_text(rows), "guarantee: none"]
     lines += [f"unchanged: {', '.join(fields_left)} (--text-column NAME sanitizes a field)"] if fields_left else []
     return "\n".join(lines)
 

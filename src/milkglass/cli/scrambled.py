@@ -10,7 +10,7 @@ import typer
 
 from milkglass import files
 from milkglass.cli.ui.options import AsJson, KeyOptions, open_original, refuse_unused, require_folder, with_options
-from milkglass.cli.ui.terminal import bars, emit, note
+from milkglass.cli.ui.terminal import emit, note, progress_bars
 from milkglass.errors import CorruptCheckpoint, KeyForOtherModel, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def verify(
         note(warning)
     if not as_json:
         note("scrambling the original again in memory, to compare; this takes about as long as `obfuscate`")
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         unlocked.key.require_model(base.digest(stage("check the model", base.total_bytes)))
         checks = check(base, unlocked.key, out, stage)
     passed = all(outcome.passed for outcome in checks)
@@ -88,7 +88,7 @@ def export(
     require_writable(out)
     if (folder / DELTA_CONFIG).is_file():
         raise UsageError(f"{folder} is a delta", "make the whole folder: `milkglass obfuscate` without --delta")
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         if engine == "llamacpp":
             from milkglass.engines.gguf_file import write_gguf
 

@@ -27,7 +27,7 @@ from milkglass.cli.ui.options import (
     require_folder,
     with_options,
 )
-from milkglass.cli.ui.terminal import bars, emit, note, print_classifications, report_activity
+from milkglass.cli.ui.terminal import emit, note, print_classifications, progress_bars, report_activity
 from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration_text
@@ -93,7 +93,7 @@ def classify(
     base = open_original(model or split_info.model)  # its tokenizer, and the layers that were not trained
     with refusals_naming_rows(rows):
         require_sendable(client, split_info, base, texts, pairs)
-    with _open_server_half(url, folder, credentials) as (encoder_info, ask), bars(as_json) as stage:
+    with _open_server_half(url, folder, credentials) as (encoder_info, ask), progress_bars(as_json) as stage:
         client_half = SplitClassifier.open(client, base, split_info, text_count=len(rows))
         progress = stage("classify", len(rows))
         class_probabilities = client_half.classify(texts, pairs, encoder_info, ask, progress)
@@ -248,7 +248,7 @@ def train(
     step_count = split_train.step_count(defence, len(training_texts.corpus.texts))
     base = Checkpoint.open(folder)
     split_train.require_readable(defence, base, training_texts, max_length)
-    with bars(as_json) as stage:
+    with progress_bars(as_json) as stage:
         split_train.train_and_write(
             defence, base, model_name, training_texts, client, server, stage("train", step_count)
         )

@@ -41,7 +41,10 @@ class _AsyncWrapper:
 def _async_method(
     method: Callable[Concatenate[Any, P], T], wrap: Callable[[Threads, T], R], is_exclusive: bool = False
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Returns a method as a coroutine function that wraps its result. `is_exclusive`: it runs one call at a time."""
+    """Returns a coroutine function that runs `method` in a thread and wraps its result.
+
+    `is_exclusive`: one call at a time.
+    """
 
     @wraps(method)
     async def run(self: _AsyncWrapper, /, *arguments: P.args, **options: P.kwargs) -> R:
@@ -52,7 +55,8 @@ def _async_method(
     return run
 
 
-def _pass_through(threads: Threads, returned: T) -> T:
+def _unwrapped(threads: Threads, returned: T) -> T:
+    """Returns a result as it is."""
     return returned
 
 
@@ -81,7 +85,7 @@ class AsyncAnswer(_AsyncWrapper):
 class AsyncJob(_AsyncWrapper):
     """Wraps a `Job`. Cancelling a task that waits for the job does not cancel the job on the server."""
 
-    wait, cancel = _async_method(Job.wait, _pass_through), _async_method(Job.cancel, _pass_through)
+    wait, cancel = _async_method(Job.wait, _unwrapped), _async_method(Job.cancel, _unwrapped)
 
     def follow(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields the job's events until it ends, past ones first (`Remote.follow`)."""
@@ -122,10 +126,10 @@ class AsyncSession(_AsyncWrapper, AbstractAsyncContextManager["AsyncSession"]):
         """Ends the calls that are running, and closes all connections."""
         await self._threads.close()
 
-    describe = _async_method(Session.describe, _pass_through)
-    classify = _async_method(Session.classify, _pass_through)
-    prompt = _async_method(Session.prompt, _pass_through)
-    require_generator = _async_method(Session.require_generator, _pass_through)
+    describe = _async_method(Session.describe, _unwrapped)
+    classify = _async_method(Session.classify, _unwrapped)
+    encode_prompt = _async_method(Session.encode_prompt, _unwrapped)
+    require_generator = _async_method(Session.require_generator, _unwrapped)
     generate = _async_method(Session.generate, AsyncAnswer)
     chat = _async_method(Session.chat, AsyncConversation)
     finetune = _async_method(Session.finetune, AsyncJob, is_exclusive=True)  # it changes the key

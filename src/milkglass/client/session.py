@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from milkglass.rows.data_file import Source
 
 TEXTS_PER_REQUEST = 64
-UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
+MAX_UNCOUNTED_TOKENS = 64  # tokens of an answer that a killed program may leave uncounted
 MIN_TRAINED_LENGTH = 8  # tokens; a server that says that rows were cut to fewer is not believed
 NEWEST = "newest"  # for `labels_of`: the data that was sent last
 
@@ -221,7 +221,7 @@ class Session(AbstractContextManager["Session"]):
             self._notice(f"the key's {len(names)} label names do not fit the answers of {model}; numbers are shown")
 
     # --- generation ---------------------------------------------------------------------------------------------------
-    def prompt(self, text: str, system: str | None = None, chat: bool | None = None) -> NDArray[Any]:
+    def encode_prompt(self, text: str, system: str | None = None, chat: bool | None = None) -> NDArray[Any]:
         """Returns the scrambled ids of a prompt.
 
         Args:
@@ -243,7 +243,9 @@ class Session(AbstractContextManager["Session"]):
         return self.codec.encode_chat([*_system_messages(system), {"role": "user", "content": text}])
 
     def generate(self, model: str, prompt: str | NDArray[Any], sampling: Sampling | None = None) -> Answer:
-        """Starts an answer to a text, or to the ids that `prompt` returned.
+        """Returns the answer to a text, or to the ids that `encode_prompt` returned.
+
+        The request is sent when the first piece is read.
 
         Args:
             model: the model's id on the server.
@@ -254,12 +256,14 @@ class Session(AbstractContextManager["Session"]):
         Raises:
             UnsupportedModel: the model is an encoder, or the key's ids name no token.
         """
-        ids = self.prompt(prompt) if isinstance(prompt, str) else prompt
+        ids = self.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         self.require_generator(model)
         return self._answer(model, ids, sampling)
 
     def chat(self, model: str, system: str | None = None, sampling: Sampling | None = None) -> Conversation:
-        """Starts a conversation in the model's chat template.
+        """Returns a conversation in the model's chat template.
+
+        Each turn's request is sent when the first piece of its answer is read.
 
         Raises NoChatTemplate if it has none, UnsupportedModel for an encoder or a key whose ids name no token.
         """
@@ -274,7 +278,7 @@ class Session(AbstractContextManager["Session"]):
 
     def require_generator(self, model: str) -> None:
         """Raises UnsupportedModel for a model, or a key, by which no text can be generated."""
-        if not self.codec.is_readable:
+        if not self.codec.can_decode:
             raise UnsupportedModel(
                 "under this key an id names no token: no answer can be read",
                 "use `milkglass classify`; for answers make a key with --scheme obfuslm",
@@ -294,11 +298,11 @@ class Session(AbstractContextManager["Session"]):
     def _pieces(self, model: str, ids: NDArray[Any], sampling: Sampling, answer: Answer) -> Iterator[str]:
         """Yields the text of an answer as its ids arrive, adds these to `answer`, and counts them under the key."""
         self._count(1, len(ids))
-        decoder, counted_tokens = self.codec.stream(), 0
+        decoder, counted_tokens = self.codec.stream_decoder(), 0
         try:
             for new_ids in self.remote.generate(model, ids, sampling):
                 answer.ids += new_ids
-                if answer.token_count - counted_tokens >= UNCOUNTED_TOKENS:
+                if answer.token_count - counted_tokens >= MAX_UNCOUNTED_TOKENS:
                     self._count(0, answer.token_count - counted_tokens)
                     counted_tokens = answer.token_count
                 yield decoder.push(new_ids)
@@ -333,6 +337,9 @@ class Session(AbstractContextManager["Session"]):
                 are refused.
             stage: receives how many rows are written and bytes sent.
             **hyperparameters: fields of `server.spec.Hyperparameters`. `training_defaults` has those that are left out.
+
+        Returns:
+            The job, as the server created it.
 
         Raises:
             CodecError: rows cannot be read, or do not fit the model.

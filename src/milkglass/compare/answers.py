@@ -223,7 +223,7 @@ def _answer(
 def _losses(model: Any, preparer: ChatPreparer, rows: ChatRows, folder: Path, log: Log) -> NDArray[np.float64]:
     """Returns (2, rows) the sum of each row's losses, and the number of its answers' tokens."""
     asked_examples = preparer.asked_rows(rows.asked, folder)
-    encoded = preparer.codec.encode_truncated(
+    encoded = preparer.codec.encode_answered(
         [example.messages for example in asked_examples], None, [example.tools for example in asked_examples]
     )
     examples: list[dict[str, Any]] = [
@@ -275,7 +275,7 @@ def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | N
     losses = unpack_answers(cell.packed_predictions)
     if token_model is None:
         return losses
-    encoded = public_codec(token_model).encode_truncated([row.messages for row in rows.asked])
+    encoded = public_codec(token_model).encode_answered([row.messages for row in rows.asked])
     counts = [np.count_nonzero(labels[1:] != IGNORED_LABEL) for labels in encoded.labels]
     return np.concatenate([losses[: len(rows.asked)], np.bincount(encoded.source_indices, counts, len(rows.asked))])
 

@@ -226,9 +226,7 @@ class _MeasuredRows:
         for start in range(0, len(examples), ROWS_AT_A_TIME):
             part = examples[start : start + ROWS_AT_A_TIME]
             with naming_texts(lambda index, part=part: str(part[index].place(file))):  # type: ignore[misc]
-                encoded = codec.encode_truncated(
-                    [row.messages for row in part], max_length, [row.tools for row in part]
-                )
+                encoded = codec.encode_answered([row.messages for row in part], max_length, [row.tools for row in part])
             for source, ids in zip(encoded.source_indices, encoded.ids, strict=True):
                 lengths[start + source] = max(lengths[start + source], len(ids))
             cut_indices |= {start + index for index in encoded.cut_indices}

@@ -11,7 +11,7 @@ from milkglass.client.obfuscate.preflight import require_padding
 from milkglass.client.training_request import step_count, training_defaults
 from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
-from milkglass.compare.training import MIN_REPORTS, cut_words, token_ids, unknown_words
+from milkglass.compare.training_checks import MIN_LOSS_REPORTS, cut_rows_message, row_token_ids, unknown_tokens_message
 from milkglass.device import training_dtype
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer, token_limit
@@ -71,9 +71,9 @@ def prepare(
     require_padding(base)
     max_tokens = token_limit(base.folder, load_tokenizer(base.folder))
     training = training.model_copy(update={"max_length": min(training.max_length, max_tokens)})
-    tokens = token_ids(base, rows.train)
-    cut_note = cut_words(tokens, training.max_length, max_tokens, rows.train.pairs is not None)
-    notes = [*rows.repeats_notes, cut_note, unknown_words(base, tokens), _language_note(rows)]
+    tokens = row_token_ids(base, rows.train)
+    cut_note = cut_rows_message(tokens, training.max_length, max_tokens, rows.train.pairs is not None)
+    notes = [*rows.repeats_notes, cut_note, unknown_tokens_message(base, tokens), _language_note(rows)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
@@ -104,12 +104,12 @@ def _prepare_chats(
     settings = hyperparameters_of({"task": TASK, **rows.training(options)})
     training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))
     training = _with_frequent_reports(training, len(rows.train.texts))
-    unknown_note = unknown_words(base, token_ids(base, rows.train))
+    unknown_note = unknown_tokens_message(base, row_token_ids(base, rows.train))
     notes = (*rows.notes(training), unknown_note, _language_note(rows))
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
 def _with_frequent_reports(training: Hyperparameters, row_count: int) -> Hyperparameters:
     """Returns settings whose loss is reported so often that the end of a training can be judged by it."""
-    steps = max(1, min(training.logging_steps, step_count(row_count, training) // MIN_REPORTS))
+    steps = max(1, min(training.logging_steps, step_count(row_count, training) // MIN_LOSS_REPORTS))
     return training.model_copy(update={"logging_steps": steps})

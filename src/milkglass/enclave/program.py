@@ -21,7 +21,7 @@ from milkglass.progress import Progress
 from milkglass.unique_keys import unique_keys
 
 if TYPE_CHECKING:
-    from milkglass.enclave.inside import EnclaveHandler
+    from milkglass.enclave.handler import EnclaveHandler
 
 MESSAGE_HEAD = struct.Struct("<IQ")
 MAX_OBJECT_BYTES, MAX_CONTENT_BYTES = 64 << 20, 8 << 30
@@ -36,7 +36,7 @@ def main(kind: str) -> None:
     if not namespaces and kind == "process":
         namespaces = enter_own_namespaces()  # before a library starts a second thread
     from milkglass.enclave import attestation
-    from milkglass.enclave.inside import EnclaveHandler
+    from milkglass.enclave.handler import EnclaveHandler
 
     handler = EnclaveHandler(kind, attestation.measurement_of(kind), partial(_report_to_host, replies))
     protections = [*(lock_down() if kind == "process" else []), *([namespaces] if namespaces else [])]

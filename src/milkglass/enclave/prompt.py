@@ -8,7 +8,7 @@ private:
   tokens. The tokenizer's parts are on a list (models/tokenizer_parts.py), and the tokens of the user's pieces must read
   as the user's text.
 
-The host renders and divides; the enclave tokenizes (inside.py).
+The host renders and divides; the enclave tokenizes (handler.py).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from milkglass.errors import InvalidUpdate, MissingExtra, NotObfuscated, TooFewS
 from milkglass.federated import checks
 from milkglass.federated.prepare import require_name
 from milkglass.federated.rounds import Tensors, Update
-from milkglass.federated.run import Replies, Sites, job_digest, settings_of, train
+from milkglass.federated.run import Replies, Sites, run_digest, run_settings, train
 from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
 from milkglass.federated.site_config import SiteConfig, Task, answer_to_fault
 from milkglass.federated.state import FederatedRun
@@ -146,8 +146,8 @@ def serve(grid: Any, config: Mapping[str, Any], notice: Log = print) -> Federate
     step = SharedStep.open(folder, "classification", classes, seed)  # never one that was trained
     digest = Checkpoint.open(folder).digest()
     sites = FlowerSites(grid, int(config["sites"]), {"model": digest, "classes": classes, "seed": seed}, WAIT_SECONDS)
-    job = job_digest(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
-    settings = settings_of(training, classes, seed)
+    job = run_digest(digest, [], training, classes, seed)  # without the sites, whose rows a server does not have
+    settings = run_settings(training, classes, seed)
     run = FederatedRun.open(Path(str(config["out"])), job, weights_of(step), settings)
     return train(run, sites, step, training, notice, lambda _: notice("a round is done"))
 

@@ -91,20 +91,25 @@ def train(
     run: FederatedRun, sites: Sites, step: SharedStep, training: FederatedTraining,
     notice: Log = no_log, progress: Progress = no_progress,
 ) -> FederatedRun:  # fmt: skip
-    """Does the remaining rounds, and returns the run. The step's model gets the final weights.
+    """Runs the remaining rounds, and returns the run. At the end `step` holds the final weights.
 
-    An update is recorded once all updates of its round were checked.
+    An update is recorded once all updates of its round were checked. After an error the finished rounds remain, and
+    another call repeats the round that failed.
 
     Args:
         run: the run, as far as it is done.
-        sites: answer with updates.
-        step: has the model.
+        sites: the sites that are asked for updates.
+        step: the model's training step, which gets the final weights.
         training: how the run trains; its `rounds` are done in all.
         notice: receives a line about each site that drops out.
-        progress: receives a 1 for each round.
+        progress: receives 1 for each finished round.
 
     Raises:
-        InvalidUpdate, TooFewSites, NotObfuscated: earlier rounds remain, and another call continues with this round.
+        InvalidUpdate: a site's update does not fit the weights, its counts are impossible, or updates overflow when
+            added.
+        TooFewSites: fewer sites answered than `training.minimum`.
+        NotObfuscated: rows of a site did not pass through GHOST as demanded.
+        UsageError: two updates of a round have the same site.
     """
     weights: Tensors = run.load_weights()
     for round in range(len(run.finished_rounds), training.rounds):
@@ -143,19 +148,19 @@ def _require_counts(update: Update, training: FederatedTraining) -> None:
         )
 
 
-def settings_of(
+def run_settings(
     training: FederatedTraining, classes: int, seed: int, selection: SelectionMethod = "states"
 ) -> dict[str, Any]:
-    """Returns what a server knows of a job; GHOST's selection is recorded if it is not the paper's."""
+    """Returns the settings of a run that its server knows. GHOST's selection is among them if it is not the paper's."""
     recorded_selection = {} if selection == "states" else {"selection": selection}
     return {**training.deciding_fields(), "classes": classes, "seed": seed, **recorded_selection}
 
 
-def job_digest(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
-    """Returns a digest that names a run by all that decides its weights, except the number of rounds.
+def run_digest(model: str, sites: Sequence[Site], training: FederatedTraining, classes: int, seed: int) -> str:
+    """Returns a digest of all that decides a run's weights, except the number of rounds.
 
-    So a run can go on with more rounds. A site's rows enter by a mark under its own secret, since a server keeps the
-    digest and could otherwise try rows.
+    So more rounds can be added to a run. A site's rows enter as a digest under the site's own secret, since a server
+    keeps the result and could otherwise test guesses of the rows.
     """
     rows = {site.name: [load_rows(site.folder).mark(secret_of(site.folder)), signature(site.shield)] for site in sites}
     deciding_entries = ["milkglass federated", model, rows, training.deciding_fields(), classes, seed]

@@ -59,7 +59,7 @@ class FederatedRun:
         folder: the run's folder.
         job: the digest of all that decides the weights.
         finished_rounds: the rounds that are finished, in order.
-        settings: what the server knows of the job (`run.settings_of`), from which an audit repeats the rounds. {}: a
+        settings: what the server knows of the run (`run_settings`), from which an audit repeats the rounds. {}: a
             run of an earlier version.
     """
 

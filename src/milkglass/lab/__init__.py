@@ -1,12 +1,13 @@
 """The public interface for research: attack your own defence, or defend against your own attack.
 
     from milkglass import lab
-    class Reversed(lab.Client): ...                       what crosses, and where each token is in it
-    result = lab.audit_defence(base, client, server, private, {"same kind of text": public})
-    result = lab.audit_key(key, passphrase, "rows.jsonl", attacks={"mine": LogitLens()})
+    class Reversed(lab.Client): ...         # `send` returns what crosses, `origin` where each token is in it
+    result = lab.audit_defence(base, Reversed(base), server, private, {"same kind of text": public})
+    class AsItStands(lab.Attack): ...       # `run` returns a guess
+    result = lab.audit_key(key, passphrase, "rows.jsonl", attacks={"mine": AsItStands()})
 
-Milkglass itself is built of these classes. A package offers its methods to commands and recipes by entry points
-(milkglass/catalogue.py); `milkglass conformance PACKAGE` checks them.
+Milkglass's own methods are subclasses of these classes. An entry point offers a package's methods to commands and
+recipes (milkglass/catalogue.py); `milkglass conformance PACKAGE` checks them.
 """
 
 from milkglass.audit.key_audit import audit_key
@@ -18,11 +19,11 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.lab.defence_audit import audit_defence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.family import Family
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve as resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
-from milkglass.papers import Paper, ours
-from milkglass.parameters import limited
+from milkglass.papers import Paper, own_paper
+from milkglass.parameters import limited as limited_field
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
 from milkglass.schemes.scheme import Scheme
@@ -31,7 +32,8 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge
+from milkglass.threat.knowledge import required as require_known
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth
 
@@ -67,9 +69,9 @@ __all__ = [
     "Weights",
     "audit_defence",
     "audit_key",
-    "limited",
+    "limited_field",
     "load_tokenizer",
-    "ours",
-    "required",
-    "resolve",
+    "own_paper",
+    "require_known",
+    "resolve_model",
 ]

@@ -172,7 +172,7 @@ def check_frozen_dataclass(entry: Any, folder: Path) -> None:
 def check_paper(entry: Any, folder: Path) -> None:
     """It names its paper, and its page says what it does."""
     paper = getattr(type(entry), "paper", None)
-    assert paper is None or isinstance(paper, Paper), f"paper is {paper!r}; milkglass.papers.ours(...) makes one"
+    assert paper is None or isinstance(paper, Paper), f"paper is {paper!r}; milkglass.papers.own_paper(...) makes one"
     assert (inspect.getmodule(type(entry)) or entry).__doc__, "its module has no docstring"
 
 
@@ -257,7 +257,7 @@ def check_no_secret_on_server(scheme: Scheme, folder: Path) -> None:
         )
     codec = Codec.open(key, base.folder)
     (sent_ids,) = codec.encode([PRIVATE_TEXTS[0]]).ids
-    if codec.is_readable:
+    if codec.can_decode:
         public_ids = codec.tokenizer(PRIVATE_TEXTS[0])["input_ids"]
         assert codec.inverse[sent_ids].tolist() == public_ids, "a text does not come back"
 

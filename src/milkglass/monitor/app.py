@@ -27,7 +27,7 @@ from milkglass.progress import Log, no_log
 from milkglass.proxy import refusals
 from milkglass.proxy.app import PageRoutes
 from milkglass.proxy.backend import Backend
-from milkglass.proxy.guard import OPENING_PATH
+from milkglass.proxy.guard import CODE_EXCHANGE_PATH
 
 MAX_WAIT_SECONDS = 20.0  # the longest time that a request for the state waits for a change
 CONTENT_SECURITY_POLICY = (
@@ -128,7 +128,7 @@ def make_routes(view: MonitorView, access: PageAccess) -> APIRouter:
         }
         return Response(html.replace(NONCE_MARK, nonce), media_type="text/html; charset=utf-8", headers=headers)
 
-    @router.post(OPENING_PATH)
+    @router.post(CODE_EXCHANGE_PATH)
     async def exchange_code(request: Request) -> JSONResponse:
         try:
             code = CodeBody.model_validate_json(await request.body()).code

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.key_scene import assemble
+from milkglass.audit.key_scene import scene_of_texts
 from milkglass.audit.run import run
 from milkglass.audit.scene import Scene
 from milkglass.client.codec.codec import Codec
@@ -164,7 +164,7 @@ class LiveAttacker:
         sent_ids = Sequences.of(np.array_split(ids, max(1, len(ids) // IDS_PER_TEXT)))
         no_marks = np.zeros(len(ids), np.bool_)
         texts = EncodedTexts(sent_ids, sent_ids.map_ids(self.codec.inverse), no_marks, no_marks)
-        return assemble(self.key, self.codec, self.base, texts, {})
+        return scene_of_texts(self.key, self.codec, self.base, texts, {})
 
     def _attack_model(self, scene: Scene, show_readings: Callable[[], object]) -> Candidates | None:
         """Runs the attacks that come first, and then the others, unless the first ones read all.

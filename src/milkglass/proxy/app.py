@@ -54,7 +54,7 @@ class ApiExchange(Protocol):
 class PageRoutes:
     """Holds the routes of a page beside OpenAI's addresses.
 
-    The addresses "/" and guard.OPENING_PATH need no key, and must show nothing private to anyone without a code.
+    The addresses "/" and guard.CODE_EXCHANGE_PATH need no key, and must show nothing private to anyone without a code.
 
     Attributes:
         token: is accepted in place of the API key.
@@ -90,7 +90,7 @@ def create_app(
         app.include_router(page.router)
     refusals.install_handlers(app)
     page_token = None if page is None else page.token
-    app.add_middleware(LocalGuard, token=token, other_token=page_token, limits=limits or Limits())
+    app.add_middleware(LocalGuard, token=token, second_token=page_token, limits=limits or Limits())
     if attested is not None:
         app.add_middleware(HeaderMiddleware, headers=attestation_header(attested, ("/v1/models",)))
     return app

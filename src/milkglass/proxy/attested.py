@@ -64,7 +64,7 @@ class AttestedProxy:
 
         routes = [Route(path, self.forward, methods=[method]) for path, method in passthrough.METHOD_BY_PATH.items()]
         app = passthrough.web_app(routes, lifespan)
-        app.add_middleware(LocalGuard, token=self.token, other_token=None, limits=self.limits)
+        app.add_middleware(LocalGuard, token=self.token, second_token=None, limits=self.limits)
         app.add_middleware(passthrough.HeaderMiddleware, headers=attestation_header(self.attestation_state))
         return app
 

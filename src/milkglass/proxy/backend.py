@@ -358,7 +358,7 @@ async def _models_of_key(codec: Codec, upstream: Upstream, requested_names: Sequ
 
     Raises what `connect_backend` raises.
     """
-    if not codec.is_readable:
+    if not codec.can_decode:
         raise UnsupportedModel(
             "under this key an id names a cluster of tokens: no text can be read back", "see THREATS.md"
         )

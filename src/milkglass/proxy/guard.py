@@ -26,25 +26,25 @@ from milkglass.system import is_loopback
 log = logging.getLogger("milkglass.proxy")
 MAX_BODY_BYTES = 64 << 20  # the most bytes of a request's body
 MAX_HELD_BYTES = 3 * MAX_BODY_BYTES  # the most bytes of all bodies that are arriving or not answered yet
-READER_SECONDS = 600.0  # how long a part of an answer waits to be read; its connection to the engine waits too
-OPENING_PATH = "/monitor/open"  # the address at which a page exchanges a code for its key
-OPEN_PATHS = frozenset({"/", "/health", OPENING_PATH})
+MAX_UNREAD_SECONDS = 600.0  # how long a part of an answer waits to be read; its connection to the engine waits too
+CODE_EXCHANGE_PATH = "/monitor/open"  # the address at which a page exchanges a code for its key
+OPEN_PATHS = frozenset({"/", "/health", CODE_EXCHANGE_PATH})  # paths that need no token
 HOST_PORT = re.compile(r":[0-9]*\Z")  # the port in a Host header
 
 
 class LocalGuard:
     """Admits this machine's own programs, or anyone with the token, and never a page of another site."""
 
-    def __init__(self, app: ASGIApp, token: str | None, other_token: str | None, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, second_token: str | None, limits: Limits) -> None:
         """Wraps an application.
 
         Args:
             app: the application behind the guard.
             token: the API key; None if none is needed.
-            other_token: a second token that is accepted, if one is needed. None: there is no second one.
+            second_token: another token that is accepted if `token` is set. None: there is none.
             limits: how long a body may take.
         """
-        tokens = [] if token is None else [token, *([] if other_token is None else [other_token])]
+        tokens = [] if token is None else [token, *([] if second_token is None else [second_token])]
         self._app, self._expected_headers = app, [f"Bearer {token}".encode() for token in tokens]
         self._limits, self._memory = limits, BodyMemory(MAX_HELD_BYTES)
 
@@ -53,7 +53,7 @@ class LocalGuard:
             await self._app(scope, receive, send)
             return
         REQUEST.set(object())  # the answers to one request wait for each other
-        has_begun, reader_timeout = False, StepTimeout(READER_SECONDS)
+        has_begun, reader_timeout = False, StepTimeout(MAX_UNREAD_SECONDS)
 
         async def send_in_time(message: Message) -> None:
             nonlocal has_begun
@@ -74,7 +74,7 @@ class LocalGuard:
         try:
             await (self._app if refusal is None else refusals.error_response(refusal))(scope, body, send_in_time)
         except _UnreadAnswer:
-            log.warning("an answer was not read for %g s, and was ended", READER_SECONDS)
+            log.warning("an answer was not read for %g s, and was ended", MAX_UNREAD_SECONDS)
         except Exception as error:  # noqa: BLE001  (its message may quote a text)
             log.error("internal error: %s", place_of(error))
             if not has_begun:
@@ -99,10 +99,10 @@ class LocalGuard:
 
 
 def attestation_header(attested_state: str, own_paths: tuple[str, ...] = ()) -> Callable[[str, int], Mapping[str, str]]:
-    """Returns the function that gives STATE_HEADER for an answer's path and status.
+    """Returns a function from an answer's path and status to its headers, which hold STATE_HEADER.
 
-    The header of an answer of the server is `attested_state`. Errors and own paths are the proxy's own answers, before
-    which perhaps nothing was attested. A server without hardware is NOT_ATTESTED in each answer.
+    Answers of the server get `attested_state`. Errors and own paths are the proxy's own answers, sent perhaps before
+    the server was attested. If the state is NOT_ATTESTED, every answer has it.
 
     Args:
         attested_state: the value of the header in the server's answers.

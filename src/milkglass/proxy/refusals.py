@@ -37,7 +37,7 @@ def install_handlers(app: FastAPI) -> None:
         if isinstance(error, errors.RefusedRequest):
             return error_response(as_gateway_error(error.error))
         status = error.status_code
-        message, hint = errors.REASONS.get(status, "the request was refused"), HINTS.get(status, "")
+        message, hint = errors.HTTP_ERROR_MESSAGES.get(status, "the request was refused"), HINTS.get(status, "")
         return JSONResponse(
             _join_hint(errors.error_json(status, message, f"http_{status}", hint)), status, error.headers
         )
@@ -114,7 +114,7 @@ def invalid_fields_error(error: ValidationError, body_type: type[BaseModel]) -> 
     steps = [str(step) for step in error.errors()[0]["loc"]]  # pydantic's own names of kinds are left out
     param = ".".join(step for step in steps if step.isidentifier() or step.isdigit())[:60] or None
     return UsageError(
-        errors.validation_message(error, name_of=_refused_number), f"nothing was sent{manual_hint}", param=param
+        errors.validation_message(error, value_text=_refused_number), f"nothing was sent{manual_hint}", param=param
     )
 
 

@@ -129,7 +129,7 @@ class Reply:
     async def _checked_pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields the pieces of the engine's chunks up to a stop string, then checks the whole answer."""
         request = self.request
-        decoder = self.codec.stream(request.tool_format.special_tokens if request.tool_format else ())
+        decoder = self.codec.stream_decoder(request.tool_format.special_tokens if request.tool_format else ())
         stops = StopStringFilter(request.stop_strings)
         sections = AnswerSplitter(request.tool_format, request.tools, request.may_reason, request.first_kind)
         names, pending = TokenNames(self.codec), list[TokenLogprobs]()

@@ -6,8 +6,8 @@ of them in fp32 at a time, so the table may be larger than memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,7 +209,7 @@ class ClusterReport:
         singletons: tokens alone in their cluster, whose embedding is sent unchanged.
         verbatim: rows outside every cluster (special tokens, zero rows), which are only permuted; in a report of a
             symbol map, tokens with a symbol of their own.
-        condition: the condition number of W*, if the dimensions are mixed too (obfuslm_plus.py). None: they are not.
+        condition_number: that of W*, if the dimensions are mixed too (obfuslm_plus.py). None: they are not.
         aliases: how many ids each ordinary token has.
         shared: whether all rows of a cluster are equal.
     """
@@ -220,6 +220,10 @@ class ClusterReport:
     below_k: int
     singletons: int
     verbatim: int
-    condition: float | None = None
+    condition_number: float | None = None
     aliases: int = 1
     shared: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """Returns the report as a JSON object, in which the condition number has its first name."""
+        return {"condition" if name == "condition_number" else name: value for name, value in asdict(self).items()}

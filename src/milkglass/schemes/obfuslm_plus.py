@@ -1,4 +1,4 @@
-"""Mixes the embedding's d dimensions too, in every matrix that meets the residual stream: ObfusLM+ (section 4.4).
+"""Mixes the embedding's d dimensions too, in all that reads or writes the residual stream: ObfusLM+ (section 4.4).
 
 Equation 2. With E~ the table that ObfusLM mixed, W* = WeightSynth(EmbedCluster(E~^T)) mixes its columns, sigma*
 permutes them, P is sigma* as a matrix, and T = W* P:
@@ -44,8 +44,8 @@ from milkglass.schemes.clustering import (
 )
 from milkglass.schemes.mixture import Ids, Mixture
 
-Form = Literal["paper", "symmetrise", "exact"]
-MAX_CONDITION = 1e6  # the condition of W* above which its inverse in fp32 would be noise
+TransformForm = Literal["paper", "symmetrise", "exact"]
+MAX_CONDITION_NUMBER = 1e6  # the condition number of W* above which its inverse in fp32 would be noise
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,16 @@ class DimensionMixing:
     Attributes:
         k: the paper's k*, 10 (appendix C.3).
         epsilon: the paper's epsilon*, 3 (appendix C.3).
-        beta: the paper's 0.99 leaves few or no candidates among some hundred dimensions; 0.95 leaves 29 of 576.
-        form: which matrices multiply readers and writers, see the module.
+        beta: a candidate's cosine must reach this quantile of its seed's cosines. The paper's 0.99 leaves few or no
+            candidates among some hundred dimensions; 0.95 leaves 29 of 576.
+        form: which matrices multiply readers and writers: a row of the module's table.
         leftover: clusters smaller than k join the nearest one ("merge") or are left ("paper").
     """
 
     k: int = limited(10, least=1, hint="10 is the paper's choice")
     epsilon: float = limited(3.0, hint="3 is the paper's choice")
     beta: float = limited(0.95, below=1)
-    form: Form = "paper"
+    form: TransformForm = "paper"
     leftover: Leftover = "merge"
 
     paper: ClassVar[Paper] = papers.OBFUSLM.with_deviations(
@@ -76,8 +77,8 @@ class DimensionMixing:
     def __post_init__(self) -> None:
         require(self)
 
-    def transform(
-        self, columns: torch.Tensor, order: Ids, noise: LaplaceDraws, sigma: Ids, progress: Progress = no_progress
+    def draw_transform(
+        self, columns: torch.Tensor, order: Ids, noise: LaplaceDraws, sigma_star: Ids, progress: Progress = no_progress
     ) -> DimensionTransform:
         """Returns W* and sigma* as the matrices that multiply each kind of tensor.
 
@@ -85,7 +86,7 @@ class DimensionMixing:
             columns: (d, n) E~^T, in any dtype: blocks of it are converted.
             order: (d,) the order in which dimensions are visited.
             noise: draws Laplace noise.
-            sigma: (d,) the new place of each dimension.
+            sigma_star: (d,) the new place of each dimension.
 
         Raises:
             UsageError: too few dimensions are candidates for clusters of k, or the matrices cannot be inverted.
@@ -101,7 +102,7 @@ class DimensionMixing:
         if self.leftover == "merge":
             clusters = merge_small_clusters(columns, clusters, self.k)
         mixture = Mixture.of(d, clusters, weight_synth(columns, clusters, self.epsilon, noise))
-        return DimensionTransform.of(mixture.apply(torch.eye(d), np.arange(d)), sigma, self.form)
+        return DimensionTransform.of(mixture.apply(torch.eye(d), np.arange(d)), sigma_star, self.form)
 
 
 @dataclass(frozen=True)
@@ -111,21 +112,21 @@ class DimensionTransform:
     Attributes:
         tables, readers: multiply a tensor from the right.
         writers: multiplies a tensor from the left.
-        condition: the condition number of W*, or of S.
+        condition_number: that of W*, or of S.
     """
 
     tables: torch.Tensor
     readers: torch.Tensor
     writers: torch.Tensor
-    condition: float
+    condition_number: float
 
     @classmethod
-    def of(cls, mixing: torch.Tensor, sigma: Ids, form: Form) -> DimensionTransform:
+    def of(cls, mixing: torch.Tensor, sigma_star: Ids, form: TransformForm) -> DimensionTransform:
         """Computes the matrices.
 
         Args:
             mixing: (d, d) W*.
-            sigma: (d,) the new place of each dimension.
+            sigma_star: (d,) the new place of each dimension.
             form: which matrices multiply readers and writers.
 
         Raises:
@@ -134,14 +135,15 @@ class DimensionTransform:
         w = mixing.double()
         if form == "symmetrise":
             w = (w + w.T) / 2
-        condition = float(torch.linalg.cond(w))
-        source = torch.from_numpy(np.argsort(sigma).astype(np.int64))  # column j comes from dimension source[j]
+        condition_number = float(torch.linalg.cond(w))
+        source = torch.from_numpy(np.argsort(sigma_star).astype(np.int64))  # column j comes from dimension source[j]
         tables = w[:, source]
         if form != "exact":
-            return cls(tables.float(), tables.float(), w[source].float(), condition)
-        if not condition < MAX_CONDITION:
+            return cls(tables.float(), tables.float(), w[source].float(), condition_number)
+        if not condition_number < MAX_CONDITION_NUMBER:
             raise UsageError(
-                f"W* has a condition number of {condition:.1e}, above {MAX_CONDITION:.0e}: its inverse would be noise",
+                f"W* has a condition number of {condition_number:.1e}, above {MAX_CONDITION_NUMBER:.0e}: its inverse "
+                "would be noise",
                 "raise plus-epsilon, lower plus-k, or use the paper's form",
             )
-        return cls(tables.float(), torch.linalg.inv(tables).T.float(), tables.T.float(), condition)
+        return cls(tables.float(), torch.linalg.inv(tables).T.float(), tables.T.float(), condition_number)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from milkglass.papers import Paper, ours
+from milkglass.papers import Paper, own_paper
 from milkglass.schemes.covariant import Covariant
 from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets
 
@@ -25,7 +25,7 @@ class Permuted(Covariant):
 
     name: ClassVar[str] = "permuted"
     broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
-    paper: ClassVar[Paper] = ours("A decoder whose dimensions, heads and neurons are permuted")
+    paper: ClassVar[Paper] = own_paper("A decoder whose dimensions, heads and neurons are permuted")
 
     def mixing(self, size: int, draws: KeyDraws) -> Tensor:
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]

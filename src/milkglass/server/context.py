@@ -15,7 +15,7 @@ from milkglass.server.inference.model_cache import ModelCache
 from milkglass.server.jobs.queue import Jobs
 from milkglass.server.settings import HomeFolder, ServerSettings
 from milkglass.server.storage.recording import Recording
-from milkglass.server.storage.registry import BaseModels, Registry
+from milkglass.server.storage.registry import BaseModels, ModelRegistry
 from milkglass.server.storage.store import Store
 from milkglass.server.storage.uploads import Uploads
 
@@ -31,7 +31,7 @@ class Context:
     home: HomeFolder
     store: Store
     uploads: Uploads
-    registry: Registry
+    registry: ModelRegistry
     jobs: Jobs
     model_cache: ModelCache
     recording: Recording
@@ -49,7 +49,7 @@ def build_context(settings: ServerSettings, home: HomeFolder) -> Context:
     store = Store(home.root / "state.sqlite")
     uploads = Uploads(home, store, settings.max_upload, settings.upload_max_idle, settings.max_uploads)
     uploads.sweep()
-    registry = Registry(home, store, uploads, BaseModels(settings.base_models, store))
+    registry = ModelRegistry(home, store, uploads, BaseModels(settings.base_models, store))
     registry.sweep()
     model_cache = ModelCache(settings, registry.folder)
     registry.on_remove.append(model_cache.forget)

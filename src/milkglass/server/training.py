@@ -48,13 +48,13 @@ from milkglass.server.jobs.needs import (
     tokens_at_once,
 )
 from milkglass.server.jobs.trainer import (
-    DECIDING_METRIC,
+    BEST_EPOCH_METRIC,
     METRIC_FUNCTIONS,
     CheckpointTrainer,
-    Reporter,
-    Reserve,
+    DiskReserve,
+    JobCallback,
     drop_unfinished,
-    newest_checkpoint,
+    prepare_resumption,
     reported_figures,
     saving,
 )
@@ -123,7 +123,7 @@ def training_options(job: Path, hyperparameters: Hyperparameters, has_validation
         eval_strategy="epoch" if has_validation and not hyperparameters.max_steps else "no",
         save_strategy="epoch" if hyperparameters.early_stopping else "steps",
         load_best_model_at_end=hyperparameters.early_stopping is not None,
-        metric_for_best_model=DECIDING_METRIC[hyperparameters.task],
+        metric_for_best_model=BEST_EPOCH_METRIC[hyperparameters.task],
         greater_is_better=hyperparameters.task != "causal-lm",
         prediction_loss_only=hyperparameters.task == "causal-lm",
         train_sampling_strategy="group_by_length" if hyperparameters.group_by_length else "random",
@@ -137,12 +137,12 @@ def training_options(job: Path, hyperparameters: Hyperparameters, has_validation
     return options
 
 
-def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
+def train(job: Path, spec: JobSpec, callback: JobCallback) -> Status | None:
     """Runs the job, and returns how it ended. None: it was interrupted, to be resumed."""
     hyperparameters = spec.hyperparameters
     set_seed(hyperparameters.seed)
     sizes = model_sizes(Path(spec.model))
-    reporter.reserve = reserve_room(job, spec, sizes)
+    callback.reserve = reserve_room(job, spec, sizes)
     model = load_model(spec.model, hyperparameters)
     if hyperparameters.chosen_method == "lora":
         lora.inject_adapters(model, hyperparameters)
@@ -153,11 +153,11 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         if spec.validation
         else None
     )
-    callbacks: list[TrainerCallback] = [reporter]
+    callbacks: list[TrainerCallback] = [callback]
     if hyperparameters.early_stopping:
         callbacks.append(EarlyStoppingCallback(hyperparameters.early_stopping))
     trainer = CheckpointTrainer(
-        reporter.reserve,
+        callback.reserve,
         tokens_at_once(sizes, hyperparameters.for_layers(len(sizes.layers))),
         model=model,
         args=training_options(job, hyperparameters, validation_rows is not None),
@@ -167,20 +167,20 @@ def train(job: Path, spec: JobSpec, reporter: Reporter) -> Status | None:
         compute_metrics=METRIC_FUNCTIONS.get(hyperparameters.task),
         callbacks=callbacks,
     )
-    checkpoint = newest_checkpoint(job)
+    checkpoint = prepare_resumption(job)
     if checkpoint:
-        reporter.emit(f"resuming from {checkpoint.name}")
+        callback.emit(f"resuming from {checkpoint.name}")
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    reporter.poll()
-    if reporter.is_cancelled:
+    callback.poll()
+    if callback.is_cancelled:
         return Status(state="cancelled")
-    if reporter.is_interrupted and trainer.state.global_step < trainer.state.max_steps:
+    if callback.is_interrupted and trainer.state.global_step < trainer.state.max_steps:
         return None
     metrics = final_metrics(trainer) if validation_rows is not None else {}
     token_count = int(trainer.state.num_input_tokens_seen)
     if hyperparameters.chosen_method == "lora":
         lora.merge_adapters(model)
-    reporter.reserve.release()  # the result takes its place
+    callback.reserve.release()  # the result takes its place
     with saving("the result"):
         save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=token_count, metrics=metrics)
@@ -194,7 +194,7 @@ def model_sizes(model: Path) -> ModelSizes:
         raise BadUpload("the model's files cannot be read", "upload the whole model again") from error
 
 
-def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
+def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> DiskReserve:
     """Reserves room for the next save, before anything is learnt. Raises DiskFull or MemoryShort."""
     hyperparameters = spec.hyperparameters.for_layers(len(sizes.layers))
 
@@ -206,7 +206,7 @@ def reserve_room(job: Path, spec: JobSpec, sizes: ModelSizes) -> Reserve:
     require_disk(estimate, hyperparameters, free_bytes(home, spec.quota) + reusable_bytes)
     free_memory = device.memory_bytes(only_free=True) if device.on_gpu() else memory_bytes(only_available=True)
     require_memory(estimate, hyperparameters, free_memory)
-    reserve = Reserve(job, estimate(hyperparameters).reserve_bytes)
+    reserve = DiskReserve(job, estimate(hyperparameters).reserve_bytes)
     reserve.take()
     return reserve
 
@@ -277,42 +277,42 @@ def main(job: Path, is_attached: bool = False) -> int:
         job: the job's folder.
         is_attached: whether the end of the parent process interrupts the job, as SIGTERM does.
     """
-    reporter = Reporter(job)
-    signal.signal(signal.SIGTERM, reporter.interrupt)
+    callback = JobCallback(job)
+    signal.signal(signal.SIGTERM, callback.interrupt)
     if is_attached:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent process, too, which ends this one
-        _interrupt_with_parent(reporter)
+        _interrupt_with_parent(callback)
     try:
         spec = JobSpec.model_validate_json((job / "spec.json").read_text("utf-8"))
         if spec.threads:
             torch.set_num_threads(spec.threads)
-        status = train(job, spec, reporter)
+        status = train(job, spec, callback)
     except Exception as error:  # noqa: BLE001  (whatever it was, the client must hear of it)
         failed = failed_status(error, job)
         drop_unfinished(job)  # a full disk has no room for the status otherwise
-        _finish(job, reporter, failed)
+        _finish(job, callback, failed)
         raise
     if status is None:
         return INTERRUPTED_EXIT_CODE
-    _finish(job, reporter, status)
+    _finish(job, callback, status)
     return 0
 
 
-def _interrupt_with_parent(reporter: Reporter) -> None:
+def _interrupt_with_parent(callback: JobCallback) -> None:
     """Interrupts the training when standard input closes, as it does when the parent process ends."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
-        reporter.interrupt()
+        callback.interrupt()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _finish(job: Path, reporter: Reporter, status: Status) -> None:
+def _finish(job: Path, callback: JobCallback, status: Status) -> None:
     """Frees the reserved room, and reports the end of the job."""
     (job / RESERVE_FILE).unlink(missing_ok=True)
-    reporter.emit(f"job {status.state}", is_failure=status.state == "failed")
+    callback.emit(f"job {status.state}", is_failure=status.state == "failed")
     files.write_json(job / "status.json", status.model_dump(), indent=None)
 
 

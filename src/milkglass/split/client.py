@@ -102,7 +102,7 @@ class SplitClassifier:
         self.require_matching(info, pairs is not None)
         row_counts = self.client.row_counts(self.client.reader.encode(texts, pairs).ids.lengths)
         logits_of_frames = []
-        for frame_slice in frame_slices(row_counts, min(TEXTS_PER_FRAME, info.max_texts), info.max_rows):
+        for frame_slice in frame_slices(row_counts, min(TEXTS_PER_FRAME, info.max_texts), info.max_states):
             frame = self.client.frame(texts[frame_slice], None if pairs is None else pairs[frame_slice])
             logits = self.client.receive(send_frame(frame))
             count = frame_slice.stop - frame_slice.start
@@ -173,17 +173,17 @@ def are_short_enough(
     return np.array([len(ids) <= reader.max_tokens for ids in batch["input_ids"]], np.bool_)
 
 
-def frame_slices(row_counts: NDArray[np.int64], max_texts: int, max_rows: int) -> Iterator[slice]:
-    """Yields slices of consecutive texts for frames. A text with more than `max_rows` states gets a slice of its own.
+def frame_slices(row_counts: NDArray[np.int64], max_texts: int, max_states: int) -> Iterator[slice]:
+    """Yields slices of consecutive texts for frames. A text with more than `max_states` states gets a slice of its own.
 
     Args:
         row_counts: (texts,) the number of hidden states of each text, which are the rows of a frame.
         max_texts: the most texts of a frame.
-        max_rows: the most hidden states of a frame.
+        max_states: the most hidden states of a frame.
     """
     start, frame_rows = 0, 0
     for index, row_count in enumerate(row_counts.tolist()):
-        if index > start and (index - start == max_texts or frame_rows + row_count > max_rows):
+        if index > start and (index - start == max_texts or frame_rows + row_count > max_states):
             yield slice(start, index)
             start, frame_rows = index, 0
         frame_rows += row_count

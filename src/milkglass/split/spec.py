@@ -1,4 +1,4 @@
-"""Defines the protocol of a split model: the answer to `GET /v1/split`, limits, and a decoder's first message.
+"""Defines the protocol of a split model: the answer to `GET /v1/split`, its limits, and the first message to a decoder.
 
 The client does not trust the server, and checks its answer.
 """
@@ -20,16 +20,16 @@ SPLIT_PATH, STREAM_PATH = "/v1/split", "/v1/split/stream"
 Dtype = Literal["bfloat16", "float16", "float32"]
 MAX_TEXTS = 256  # texts of one frame
 MAX_FRAME_BYTES = 64 << 20
-SPARE_BYTES = 4096  # bytes of a frame besides its states: its header, and `about`
-MAX_NUMBER = 1 << 40  # the largest number that is accepted from a server
-Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
+MAX_FRAME_OVERHEAD_BYTES = 4096  # bytes that a frame may have besides its states: the header and `about`
+MAX_COUNT = 1 << 40  # the largest number that is accepted from a server
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 ENCODER_HINT = "is `milkglass split serve` there?"
 DECODER_HINT = "is `milkglass split serve` of a decoder there?"
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class EncoderInfo:
-    """Says what an encoder's server half takes.
+    """Describes an encoder's server half: the answer to `GET /v1/split`, whose JSON has these field names.
 
     Attributes:
         method: the name of the defence by which the client half disturbs its states.
@@ -44,22 +44,22 @@ class EncoderInfo:
     """
 
     method: str
-    layer: Number
+    layer: Count
     pooled: bool
-    width: Number
-    classes: Number
-    max_length: Number
+    width: Count
+    classes: Count
+    max_length: Count
     weights: str
-    max_texts: Number = MAX_TEXTS
-    max_body: Number = MAX_FRAME_BYTES
+    max_texts: Count = MAX_TEXTS
+    max_body: Count = MAX_FRAME_BYTES
 
     @property
-    def max_rows(self) -> int:
+    def max_states(self) -> int:
         """Returns the most states of a frame, of which each number takes 4 bytes and the length of a text 8."""
-        return max(1, (self.max_body - SPARE_BYTES - 8 * self.max_texts) // (4 * self.width))
+        return max(1, (self.max_body - MAX_FRAME_OVERHEAD_BYTES - 8 * self.max_texts) // (4 * self.width))
 
     def document(self) -> dict[str, Any]:
-        """Returns the server's answer as JSON."""
+        """Returns the body of the answer, as a JSON object."""
         return {"object": "split", **asdict(self)}
 
     @classmethod
@@ -73,7 +73,7 @@ class EncoderInfo:
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class DecoderInfo:
-    """Says what a server of a decoder without its embedding layer takes.
+    """Describes a server of a decoder without its embedding layer: the answer to `GET /v1/split`, with these fields.
 
     Attributes:
         model: the provider's name for the model.
@@ -87,16 +87,16 @@ class DecoderInfo:
     """
 
     model: str
-    width: Number
-    vocabulary: Number
-    max_length: Number
-    max_new_tokens: Number
-    sessions: Number
+    width: Count
+    vocabulary: Count
+    max_length: Count
+    max_new_tokens: Count
+    sessions: Count
     table: str
     dtype: str
 
     def document(self) -> dict[str, Any]:
-        """Returns the server's answer as JSON."""
+        """Returns the body of the answer, as a JSON object."""
         return {"object": "split.decoder", **asdict(self)}
 
     @classmethod
@@ -112,7 +112,10 @@ Info = TypeVar("Info", EncoderInfo, DecoderInfo)
 
 
 class OpenRequest(RequestBody):
-    """Describes the first message of a stream: the vectors' type, and how tokens are drawn, as in /v1/completions."""
+    """Describes the client's first message on a stream: the vectors' type, and how tokens are drawn.
+
+    The fields for drawing tokens are those of /v1/completions.
+    """
 
     dtype: Dtype = "bfloat16"
     max_tokens: int = Field(16, ge=1, lt=2**31, strict=True)

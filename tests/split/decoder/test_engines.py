@@ -18,7 +18,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import language_model
 from milkglass.split.decoder.client import SplitSampling
 from milkglass.split.decoder.engines import PromptEmbedsEngine, pack_vectors
-from milkglass.split.decoder.text import SplitText
+from milkglass.split.decoder.generator import SplitGenerator
 from tests.split.decoder import vllm_stub
 from tests.split.decoder.kit import PATIENCE, PROMPT
 from tests.split.decoder.test_equal import greedy
@@ -93,19 +93,19 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
 
     engine = client(stub)
     info = engine.info(Opened.table_info)
-    text = SplitText(Opened(), engine, info, RnmSettings(None), is_exact=True)  # type: ignore[arg-type]
+    generator = SplitGenerator(Opened(), engine, info, RnmSettings(None), is_exact=True)  # type: ignore[arg-type]
     prompt = SanitizedPrompt(table(stub)[PROMPT].numpy().tobytes(), len(PROMPT), len(PROMPT), 0)
-    assert [*text.generate_ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
+    assert [*generator.generate_ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
     assert (
-        text.streams[0].sent_bytes == len(stub.engine.requests[0]["prompt_embeds"])
-        and text.streams[0].received_bytes > 0
+        generator.streams[0].sent_bytes == len(stub.engine.requests[0]["prompt_embeds"])
+        and generator.streams[0].received_bytes > 0
     )
-    assert "".join(text.text(prompt, TWELVE)).split() == [str(one) for one in greedy(folder, PROMPT, 12)]
-    half = replace(text, is_exact=False)
+    assert "".join(generator.generate_text(prompt, TWELVE)).split() == [str(one) for one in greedy(folder, PROMPT, 12)]
+    half = replace(generator, is_exact=False)
     half.streams.clear()
     assert len([*half.generate_ids(prompt, TWELVE)]) == 12 and stub.engine.loaded[-1].dtype == torch.float16
     with pytest.raises(KeyForOtherModel):
-        SplitText(Opened(), engine, replace(info, table="cd" * 32), RnmSettings(None))  # type: ignore[arg-type]
+        SplitGenerator(Opened(), engine, replace(info, table="cd" * 32), RnmSettings(None))  # type: ignore[arg-type]
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------

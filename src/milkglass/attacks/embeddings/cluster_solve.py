@@ -379,7 +379,7 @@ class ClusterSolve(Solver):
     name = "cluster-solve"
     title = "Cluster solve"
     cost = Cost(per_1000_rows=0.57)
-    paper = papers.ours("Mixtures have one sparse solution")
+    paper = papers.own_paper("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
 

@@ -54,7 +54,7 @@ class MeanSolve(Solver):
     name = "mean-solve"
     title = "Means of clusters"
     cost = Cost(per_1000_rows=0.57)
-    paper = papers.ours("Mixtures have one sparse solution")
+    paper = papers.own_paper("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
 

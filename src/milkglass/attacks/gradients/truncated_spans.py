@@ -62,7 +62,9 @@ class TruncatedSpans(Inversion):
 
     name = "truncated-spans"
     title = "Truncated spans (DAGER's test after pruning)"
-    paper = papers.ours("The nearest tokens to the strongest directions of a gradient, as many as there are tokens")
+    paper = papers.own_paper(
+        "The nearest tokens to the strongest directions of a gradient, as many as there are tokens"
+    )
     uses = frozenset({"lengths"})
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ weights that are chosen on held-out public text:
     log P  =  v log P_transformer + w log P_hmm + const,     v in 0, 0.2, ..., 2,  w in 0, 0.2, ..., 1
 
 The transformer sees both sides of a place and knows language in general; the hidden Markov model knows the public
-text's own bigrams. With `reader`, a causal language model weighs the members that these two list (symbol_language.py).
+text's own bigrams. With `reader`, a causal language model weighs the members that these two list (symbol_rescoring.py).
 
 The attack uses no text of the client beyond the ids sent. An id that stands for one token is that token. The layers of
 a causal public model see only what precedes a place.
@@ -36,7 +36,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import batches, body, places, stack, take_step
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, why_no_reader
-from milkglass.attacks.token_ids.symbol_language import MAX_HELD_OUT_TEXTS, LanguageReader, PlaceOptions
+from milkglass.attacks.token_ids.symbol_rescoring import MAX_HELD_OUT_TEXTS, LanguageModelRescorer, PlaceOptions
 from milkglass.attacks.token_ids.text_in_context import ClusterHmm
 from milkglass.models.view import Model
 from milkglass.noise.responses import RandomisedResponse
@@ -355,10 +355,10 @@ class SymbolDecoder(Attack):
             held_out_lists = combined_reader.list_options(held_out_symbols, weights, self.k, smoothed_counts)
             causal = CausalReader.of(public, self.reader, corpus, budget)
             choosing_budget = budget.part(CHOOSING_SHARE)
-            language = LanguageReader.fit(
+            rescorer = LanguageModelRescorer.fit(
                 causal, self.width, held_out, held_out_lists, is_counted, choosing_budget, rng
             )
-            listed = language.read(sent_symbols, listed, budget)
+            listed = rescorer.rescore(sent_symbols, listed, budget)
         return Guess(by_token=listed.tokens, probabilities=listed.probabilities, weights=smoothed_counts)
 
     def _train(

@@ -68,9 +68,9 @@ def all_findings(
         "rate": None if rate is None else {"rate": rate},
         "hidden": _hidden_bits(results),
         "members": _membership(scene),
-        "small": {} if scene.promise.below_k else None,
+        "small": {} if scene.cluster_report.below_k else None,
         "repetition": _repeated_share(scene),
-        "special_symbols" if scene.symbols is not None else "special": {} if scene.promise.verbatim else None,
+        "special_symbols" if scene.symbols is not None else "special": {} if scene.cluster_report.verbatim else None,
         "lengths": {} if scene.sends_states and not all(state.pooled for state in states) else None,
         "limits": {"left": incomplete, "not_begun": not_begun} if incomplete or not_begun else None,
     }
@@ -98,8 +98,8 @@ def words_of(scene: Scene) -> DefenceWords:
     if scene.sends_states:
         is_mixed = any(states.mixed is not None for states in scene.transcript.all(Activations))
         return DefenceWords(**TEXTS["defence"]["mixed" if is_mixed else "states"])
-    kind = "symbols" if scene.symbols is not None else "clusters" if scene.promise.shared else "tokens"
-    kind = "aliases" if kind == "tokens" and scene.promise.aliases > 1 else kind
+    kind = "symbols" if scene.symbols is not None else "clusters" if scene.cluster_report.shared else "tokens"
+    kind = "aliases" if kind == "tokens" and scene.cluster_report.aliases > 1 else kind
     return DefenceWords(**{**TEXTS["defence"]["tokens"], **TEXTS["defence"][kind]})
 
 

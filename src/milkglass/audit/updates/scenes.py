@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.shadows.inverse import invert_shadows
-from milkglass.audit.decontaminate import decode_texts, decontaminate, tokenizer_round_trip
+from milkglass.audit.decontaminate import decode_texts, tokenizer_round_trip, uncontaminated_indices
 from milkglass.audit.gradient_scene import gradient_scene, gradient_truth
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.replay import RecordedRound, RecordedRun, SiteTexts
@@ -118,7 +118,7 @@ class AuditedSite:
         private = [text for index, text in enumerate(texts) if index in attacked]
         all_texts = [*self.public.texts, *(text for index, text in enumerate(texts) if index not in attacked)]
         public_texts = [*tokenizer_round_trip(self.public.texts, self.tokenizer), *all_texts[len(self.public.texts) :]]
-        kept_indices = decontaminate(public_texts, private)
+        kept_indices = uncontaminated_indices(public_texts, private)
         given_count = int((kept_indices < len(self.public.texts)).sum())
         corpus = self._encode([all_texts[index] for index in kept_indices])
         counts = {

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milkglass.cli.ui.options import KeyOptions, ServerOptions
-from milkglass.cli.ui.terminal import LINE_INTERVAL_SECONDS, bars, emit, is_stderr_terminal, note, report_activity
+from milkglass.cli.ui.terminal import (
+    LINE_INTERVAL_SECONDS,
+    emit,
+    is_stderr_terminal,
+    note,
+    progress_bars,
+    report_activity,
+)
 from milkglass.progress import duration_text
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ def finish_job(
     finished_job = remote.result(job_id)
     model_name = str(finished_job["fine_tuned_model"])
     if fetch is not None:
-        with bars(as_json) as stage:
+        with progress_bars(as_json) as stage:
             remote.fetch_model(model_name, fetch, stage, None if max_bytes is None else max_bytes())
     kept_metrics = finished_job["metrics"]  # of the weights that are kept, which may not be those of the last epoch
     metrics = {name: value for name, value in {**latest, **kept_metrics}.items() if name in METRIC_NAMES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from milkglass.cli.ui.terminal import cell_text, table
+from milkglass.cli.ui.terminal import cell_text, table_text
 from milkglass.errors import first_few
 from milkglass.metrics.confusion import Confusion
 from milkglass.metrics.percent import percent
@@ -41,7 +41,7 @@ def report_lines(confusion: Confusion) -> list[str]:
         counts = () if is_wide else [str(count) for count in confusion.counts[number].tolist()]
         shares = (percent(by_class[number], decimals=1) for by_class in (confusion.precision, confusion.recall))
         rows.append((cell_text(name), str(int(confusion.counts[number].sum())), *shares, *counts))
-    return [*lines, table(rows)]
+    return [*lines, table_text(rows)]
 
 
 def _uneven_warning(confusion: Confusion) -> list[str]:

@@ -170,14 +170,14 @@ def no_limit() -> float:
     return math.inf
 
 
-def occasional_lines(name: str, total: int, limit: SecondsLeft = no_limit) -> Progress:
+def progress_lines(name: str, total: int, max_seconds_left: SecondsLeft = no_limit) -> Progress:
     """Starts a stage that prints a line to stderr now and then, with the share that is done and the time left.
 
     A stage that ends within FIRST_LINE_SECONDS prints nothing.
 
     Args:
         total: the amount of work. 0: not known; one line is printed at once.
-        limit: returns the most seconds that can be left.
+        max_seconds_left: returns the most seconds that can be left.
     """
     if not total:
         note(f"{name} ...")
@@ -193,39 +193,39 @@ def occasional_lines(name: str, total: int, limit: SecondsLeft = no_limit) -> Pr
         now = time.monotonic()
         seconds_left = time_left.estimate(work_done) if is_first or now >= next_time else None
         if now >= next_time:
-            note(f"{name}: {100 * work_done / max(1, total):.0f} %{_time_left_text(seconds_left, limit())}")
+            note(f"{name}: {100 * work_done / max(1, total):.0f} %{_time_left_text(seconds_left, max_seconds_left())}")
             next_time = now + LINE_INTERVAL_SECONDS
 
     return advance
 
 
-def _time_left_text(seconds: float | None, limit: float) -> str:
-    """Returns the estimated seconds in words, or the limit if they are not known or exceed it; "" for less than 1 s."""
-    if seconds is None or seconds > limit:
-        return f", at most {duration_text(limit)} of the budget left" if 1 <= limit < math.inf else ""
+def _time_left_text(seconds: float | None, max_seconds: float) -> str:
+    """Returns the estimated seconds in words, or the most if they are not known or exceed it; "" for less than 1 s."""
+    if seconds is None or seconds > max_seconds:
+        return f", at most {duration_text(max_seconds)} of the budget left" if 1 <= max_seconds < math.inf else ""
     return f", about {duration_text(seconds)} left" if seconds >= 1 else ""
 
 
 @contextmanager
-def bars(as_json: bool = False, limit: SecondsLeft = no_limit) -> Iterator[Stage]:
+def progress_bars(is_quiet: bool = False, max_seconds_left: SecondsLeft = no_limit) -> Iterator[Stage]:
     """Yields a function that starts a stage: a progress bar on a terminal, occasional lines on another stderr.
 
     Args:
-        as_json: whether nothing is shown.
-        limit: returns the most seconds that can be left.
+        is_quiet: whether nothing is shown.
+        max_seconds_left: returns the most seconds that can be left.
     """
-    if as_json:
+    if is_quiet:
         yield no_stage
         return
-    with report_activity(), _visible_stage(limit) as stage:
+    with report_activity(), _visible_stage(max_seconds_left) as stage:
         yield stage
 
 
 @contextmanager
-def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
-    """Yields a function that starts a stage: a bar if stderr is a terminal, else occasional lines."""
+def _visible_stage(max_seconds_left: SecondsLeft) -> Iterator[Stage]:
+    """Implements `progress_bars` where something is shown."""
     if not is_stderr_terminal():
-        yield partial(occasional_lines, limit=limit)
+        yield partial(progress_lines, max_seconds_left=max_seconds_left)
         return
     from rich.console import Console
     from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn, TextColumn
@@ -233,13 +233,13 @@ def _visible_stage(limit: SecondsLeft) -> Iterator[Stage]:
     from rich.text import Text
 
     class TimeLeftColumn(ProgressColumn):
-        """Shows the time that is left, or the limit if that is less."""
+        """Shows the time that is left, or the most that can be left if that is less."""
 
         def render(self, task: Task) -> Text:
             seconds_left = task.time_remaining
             if seconds_left is None or task.finished:
                 return Text("")
-            return Text(f"{duration_text(max(0.0, min(seconds_left, limit())))} left")
+            return Text(f"{duration_text(max(0.0, min(seconds_left, max_seconds_left())))} left")
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeLeftColumn())
     with Bars(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -278,7 +278,7 @@ def note_resumption(folder: Path, kept_work: str = "what was finished is") -> It
         raise
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table_text(rows: list[tuple[str, ...]]) -> str:
     """Returns rows of equal length as lines of text with padded columns.
 
     Args:
@@ -289,19 +289,19 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def megabytes(byte_count: object) -> str:
-    """Returns a number of bytes in megabytes, or "?" for anything else."""
+def megabytes_text(byte_count: object) -> str:
+    """Returns a number of bytes in megabytes_text, or "?" for anything else."""
     return f"{byte_count / 1e6:,.1f} MB" if isinstance(byte_count, int | float) else "?"
 
 
-def local_time(seconds: object) -> str:
+def local_time_text(seconds: object) -> str:
     """Returns seconds since 1970 as a local date and time, or "?" for anything else."""
     if not isinstance(seconds, int | float) or not 0 < seconds < 1 << 33:
         return "?"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def show_pieces(pieces: Iterable[str], is_shown: bool = True) -> str:
+def print_answer(pieces: Iterable[str], is_shown: bool = True) -> str:
     """Writes each piece of an answer to stdout as it arrives, and returns the whole text.
 
     An empty answer is explained on stderr.

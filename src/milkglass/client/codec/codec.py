@@ -55,9 +55,9 @@ class Codec:
         is_token: (n,) whether each original id is a token of the tokenizer, special or not.
         max_tokens: the most tokens that the model takes.
         alias_choices: the scrambled ids of each token. None: each token has one.
-        id_exchange: exchanges ids at random. None: they are sent unchanged.
+        id_exchange: replaces ids at random (randomised response). None: ids are sent as they are.
         new_stream: returns the random stream of one call, which chooses among the several ids of a token.
-        is_readable: whether a scrambled id names a token.
+        can_decode: whether a scrambled id names one token, so that ids can be decoded.
         key_id: the key's identifier. None: this codec does not scramble.
         sampling: the settings of the model's own generation_config.json.
     """
@@ -71,7 +71,7 @@ class Codec:
     alias_choices: AliasChoices | None = field(default=None, repr=False)
     id_exchange: IdExchange | None = field(default=None, repr=False)
     new_stream: StreamSource = field(default=secret_stream, repr=False)
-    is_readable: bool = True
+    can_decode: bool = True
     key_id: str | None = None
     sampling: ModelSampling = field(default_factory=ModelSampling)
     _token_texts: dict[int, str] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -111,12 +111,12 @@ class Codec:
                 "mark them as special in the model's tokenizer.json and make a new key",
             )
         max_tokens = token_limit(folder, tokenizer)
-        is_readable = not key.has_shared_ids
+        can_decode = not key.has_shared_ids
         id_exchange = IdExchange.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
             tokenizer, first_ids, key.inverse, is_visible, is_token, max_tokens, alias_choices, id_exchange, new_stream,
-            is_readable, key.identifier, sampling,
+            can_decode, key.identifier, sampling,
         )  # fmt: skip
 
     # --- text to ids --------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Codec:
         pairs: Sequence[str] | None = None,
         max_length: int | None = None,
         truncate: bool = False,
-        reserved_count: int = 0,
+        reserved_tokens: int = 0,
         parse_special: bool = False,
     ) -> Encoded:
         """Encodes texts to scrambled ids.
@@ -139,7 +139,7 @@ class Codec:
             pairs: the second text of each pair, if the model reads pairs.
             max_length: the most tokens, if fewer than the model takes.
             truncate: whether longer texts are cut. Otherwise they are refused.
-            reserved_count: the number of tokens that the caller adds to each text. They count against the limit.
+            reserved_tokens: the number of tokens that the caller adds to each text. They count against the limit.
             parse_special: whether the text of a special token is that token, as in prompts that a program put together.
 
         Raises:
@@ -158,24 +158,24 @@ class Codec:
         if not texts:
             return Encoded([], None if pairs is None else [])
         special_count = self.tokenizer.num_special_tokens_to_add(pair=pairs is not None)
-        limit = self._limit(max_length, special_count + reserved_count, 1 if pairs is None else 2)
+        limit = self._limit(max_length, special_count + reserved_tokens, 1 if pairs is None else 2)
         tokenizer_inputs = (texts, pairs)
         splits_special = not parse_special
         batch = self.tokenizer(*tokenizer_inputs, truncation=False, split_special_tokens=splits_special)
         lengths = np.fromiter(map(len, batch["input_ids"]), np.int64)
         if (lengths <= special_count).any():
             raise EmptyText.of(int((lengths <= special_count).argmax()), "has no token", "leave empty texts out")
-        too_long = tuple(np.flatnonzero(lengths + reserved_count > limit).tolist())
+        too_long = tuple(np.flatnonzero(lengths + reserved_tokens > limit).tolist())
         if not truncate:
-            self._require_max_length(lengths + reserved_count, limit)
+            self._require_max_length(lengths + reserved_tokens, limit)
         elif too_long:  # the tokenizer itself cuts: it knows which end, and keeps the special tokens
             batch = self.tokenizer(
                 *tokenizer_inputs,
                 truncation=True,
-                max_length=limit - reserved_count,
+                max_length=limit - reserved_tokens,
                 split_special_tokens=splits_special,
             )
-            self._require_max_length(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved_count, limit)
+            self._require_max_length(np.fromiter(map(len, batch["input_ids"]), np.int64) + reserved_tokens, limit)
         token_types = batch.get("token_type_ids")
         return Encoded(
             self.scramble_lists(batch["input_ids"]),
@@ -257,7 +257,7 @@ class Codec:
     def _with_visible_answer(self, message: Message) -> Message:
         """Returns a message without those ids of its answer that have no text, or without all if none can be read."""
         ids = message.get(ANSWER_IDS)
-        if not ids or not self.is_readable:
+        if not ids or not self.can_decode:
             return {name: value for name, value in message.items() if name != ANSWER_IDS}
         return {**message, ANSWER_IDS: self._visible_ids(ids)}
 
@@ -284,7 +284,7 @@ class Codec:
             TooLong: a conversation is too long, or loses all answers.
             CodecError: a conversation cannot be rendered, or has no answer.
         """
-        examples, lengths = self._encode_answers(conversations, max_length, tools)
+        examples, lengths = self._encode_conversations(conversations, max_length, tools)
         if not truncate:
             self._require_max_length(lengths, self._limit(max_length))
         for index in examples.lost_answer_starts:
@@ -293,16 +293,16 @@ class Codec:
             )
         return examples
 
-    def encode_truncated(
+    def encode_answered(
         self,
         conversations: Sequence[Sequence[Message]],
         max_length: int | None = None,
         tools: Sequence[Sequence[Tool]] = (),
     ) -> LabelledIds:
-        """Encodes like `encode_examples` with `truncate`, and leaves out conversations that lose all answers."""
-        return self._encode_answers(conversations, max_length, tools)[0]
+        """Encodes as `encode_examples` with `truncate`, but leaves out conversations without an answer in the limit."""
+        return self._encode_conversations(conversations, max_length, tools)[0]
 
-    def _encode_answers(
+    def _encode_conversations(
         self, conversations: Sequence[Sequence[Message]], max_length: int | None, tools: Sequence[Sequence[Tool]]
     ) -> tuple[LabelledIds, NDArray[np.int64]]:
         """Returns the examples, cut to the limit, and (conversations,) the uncut tokens of each conversation."""
@@ -313,7 +313,7 @@ class Codec:
 
         See `encode` for the arguments and errors. The end-of-sequence token counts against the limit.
         """
-        encoded = self.encode(texts, None, max_length, truncate, reserved_count=len(self.stop_ids))
+        encoded = self.encode(texts, None, max_length, truncate, reserved_tokens=len(self.stop_ids))
         ids = [np.concatenate([row, self.stop_ids]).astype(np.int32) for row in encoded.ids]
         return LabelledIds(ids, [row.copy() for row in ids], tuple(range(len(ids))), encoded.cut_indices)
 
@@ -325,7 +325,7 @@ class Codec:
         It is for programs that play client and server.
         """
         identity = np.arange(len(self.sigma))
-        unkeyed = replace(self, alias_choices=None, id_exchange=None, is_readable=True, key_id=None)
+        unkeyed = replace(self, alias_choices=None, id_exchange=None, can_decode=True, key_id=None)
         return replace(unkeyed, sigma=identity.astype(np.int32), inverse=identity)
 
     def scramble(self, ids: NDArray[np.int64]) -> Ids:
@@ -334,6 +334,20 @@ class Codec:
             self.sigma.take(ids) if self.alias_choices is None else self.alias_choices.pick(ids, self.new_stream())
         )
         return scrambled_ids if self.id_exchange is None else self.id_exchange.exchange(ids, scrambled_ids)
+
+    def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
+        """Returns the scrambled ids of each text's original ids. Raises IdOutOfRange for an id that no row has."""
+        bounds = [0, *accumulate(map(len, lists))]
+        flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])
+        if flat.size and int(flat.max()) >= len(self.sigma):
+            raise IdOutOfRange(
+                f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
+                "resize the model's embeddings to its tokenizer, then scramble it again",
+            )
+        if self.id_exchange is not None:
+            return [self.scramble(flat[start:end]) for start, end in pairwise(bounds)]
+        ids = self.scramble(flat)
+        return [ids[start:end] for start, end in pairwise(bounds)]
 
     # --- ids to text --------------------------------------------------------------------------------------------------
     def decode(self, ids: Sequence[int] | NDArray[Any], skip_special: bool = True) -> str:
@@ -363,7 +377,7 @@ class Codec:
         """Returns how many scrambled ids (t,) have no token in the tokenizer. Raises what `decode` raises."""
         return int((~self.is_token[self._unscramble(ids)]).sum())
 
-    def stream(self, shown_tokens: Sequence[str] = ()) -> StreamDecoder:
+    def stream_decoder(self, shown_tokens: Sequence[str] = ()) -> StreamDecoder:
         """Returns a decoder for scrambled ids that arrive a few at a time.
 
         Args:
@@ -400,24 +414,24 @@ class Codec:
         return template_variables(self.tokenizer)
 
     # --- internals ----------------------------------------------------------------------------------------------------
-    def _limit(self, max_length: int | None, added_count: int = 0, min_tokens: int = 1) -> int:
+    def _limit(self, max_length: int | None, added_tokens: int = 0, min_tokens: int = 1) -> int:
         """Returns the most tokens of a text.
 
         Args:
             max_length: the most tokens that the caller asks for. None: as many as the model takes.
-            added_count: the number of tokens that are added to the text.
+            added_tokens: the number of tokens that are added to the text.
             min_tokens: the number of the text's own tokens that must fit.
 
         Raises:
             UsageError: the added tokens and `min_tokens` others do not fit.
         """
         limit = self.max_tokens if max_length is None else min(self.max_tokens, max_length)
-        if limit < added_count + min_tokens:
+        if limit < added_tokens + min_tokens:
             requested = limit if max_length is None else max_length
             raise UsageError(
-                f"the length limit is {requested}, at least {added_count + min_tokens} is needed",
-                f"the tokenizer adds {added_count} special token{'s' if added_count > 1 else ''} to each text"
-                if added_count
+                f"the length limit is {requested}, at least {added_tokens + min_tokens} is needed",
+                f"the tokenizer adds {added_tokens} special token{'s' if added_tokens > 1 else ''} to each text"
+                if added_tokens
                 else "",
             )
         return limit
@@ -431,23 +445,9 @@ class Codec:
             error.token_count = int(lengths[index])
             raise error
 
-    def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
-        """Returns the scrambled ids of each text's original ids. Raises IdOutOfRange for an id that no row has."""
-        bounds = [0, *accumulate(map(len, lists))]
-        flat = np.fromiter(chain.from_iterable(lists), np.int64, bounds[-1])
-        if flat.size and int(flat.max()) >= len(self.sigma):
-            raise IdOutOfRange(
-                f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
-                "resize the model's embeddings to its tokenizer, then scramble it again",
-            )
-        if self.id_exchange is not None:
-            return [self.scramble(flat[start:end]) for start, end in pairwise(bounds)]
-        ids = self.scramble(flat)
-        return [ids[start:end] for start, end in pairwise(bounds)]
-
     def _unscramble(self, ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
         """Returns (t,) the original ids. Raises IdOutOfRange, and CodecError under a key whose ids name no token."""
-        if not self.is_readable:
+        if not self.can_decode:
             raise CodecError(
                 "under this key an id names a cluster of tokens and no token: it cannot be read back",
                 "keep the text itself; a key without rows=shared or a coarse vocabulary has ids that can be read",
@@ -462,7 +462,7 @@ class Codec:
     def _shown_ids(self, ids: Sequence[int] | NDArray[Any], is_shown: NDArray[np.bool_]) -> list[int]:
         """Returns the original ids of scrambled ones, without those for which `is_shown` (n,) is false."""
         # Most chunks of an answer are one token, for which arrays cost more than the rest
-        if self.is_readable and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < len(self.inverse):
+        if self.can_decode and len(ids) == 1 and type(ids[0]) is int and 0 <= ids[0] < len(self.inverse):
             token = int(self.inverse[ids[0]])
             return [token] if is_shown[token] else []
         original = self._unscramble(ids)

@@ -223,7 +223,7 @@ def _decoded_places(codec: Codec, ids: Sequence[int], is_final: bool) -> tuple[P
 
     Ids that share a character are given together.
     """
-    decoder, places, text, start = codec.stream(), Places(), "", 0
+    decoder, places, text, start = codec.stream_decoder(), Places(), "", 0
     pending = list[int]()
     for token in ids:
         original = int(codec.inverse[token])

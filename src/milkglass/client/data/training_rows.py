@@ -191,7 +191,7 @@ def _encode_batch(
         if label_numbers is not None:
             return _encode_classified(codec, batch, label_numbers, limit)
         if batch[0].kind == "chat":
-            labelled = codec.encode_truncated([row.messages for row in batch], limit, [row.tools for row in batch])
+            labelled = codec.encode_answered([row.messages for row in batch], limit, [row.tools for row in batch])
         else:
             labelled = codec.encode_causal([row.text for row in batch], limit, truncate=True)
     except CodecError as error:

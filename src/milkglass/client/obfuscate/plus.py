@@ -63,7 +63,7 @@ def dimension_transform(
     def draw_order(label: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return permutation(subkey(key.root, key.model_digest, label), width).astype(np.int64)
 
-    return plus.transform(
+    return plus.draw_transform(
         columns,
         draw_order("order/dimension"),
         key.stream("noise/dimension").laplace,

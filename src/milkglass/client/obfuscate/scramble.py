@@ -194,7 +194,7 @@ def scrambled_tensors(
     )
     replaced = transform_dimensions(with_own_head, residual, transform, tensors, head)
     return ScrambledTensors(
-        with_row_count(with_own_head, tensors, len(slot_of_id)), replaced, mixture, transform.condition
+        with_row_count(with_own_head, tensors, len(slot_of_id)), replaced, mixture, transform.condition_number
     )
 
 
@@ -243,4 +243,4 @@ def scramble(
     else:
         advance = stage("write", scrambled.base.total_bytes)
         rewrite(scrambled.base, scrambled.tensors, configs, staging, advance)
-    return replace(scrambled.mixture.cluster_report(scheme_of(key).k), condition=scrambled.condition_number)
+    return replace(scrambled.mixture.cluster_report(scheme_of(key).k), condition_number=scrambled.condition_number)

@@ -17,7 +17,7 @@ import numpy as np
 
 from milkglass.attacks.assignment import Solver
 from milkglass.audit.audit import reading_curve
-from milkglass.audit.key_scene import AttackerText, assemble
+from milkglass.audit.key_scene import AttackerText, scene_of_texts
 from milkglass.audit.outcome import AttackResult, AuditRun, strongest
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RECIPE_OPTIONS
@@ -152,7 +152,7 @@ class AttackRecipe(Recipe):
         texts = encode_examples(codec, private)
         corpora = {attacker: encode_examples(codec, examples).original for attacker, examples in public.items()}
         attackers = {attacker: AttackerText(ids, leaked_rows.get(attacker)) for attacker, ids in corpora.items()}
-        scene = assemble(key, codec, base, texts, attackers)
+        scene = scene_of_texts(key, codec, base, texts, attackers)
         finished_run = attack_scene(self, scene, work, progress)
         seconds = sum(attack_result.seconds for attack_result in finished_run.results)  # of earlier runs as well
         records = make_records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
@@ -229,7 +229,7 @@ def _require_ended(attack_results: Sequence[AttackResult]) -> None:
 def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[str, list[Example]]]:
     """Returns the private texts, and those of each attacker.
 
-    `assemble` later removes private texts from the attackers' texts, and adds those that leaked.
+    `scene_of_texts` later removes private texts from the attackers' texts, and adds those that leaked.
 
     Raises:
         UsageError: no row is left besides the private ones.

@@ -248,7 +248,7 @@ def attack_scene(
         Truth(np.argsort(sigma).astype(np.int64), word_id_mask(size), content, table.text, sent),
         Adversary(ATTACKER_NAME, "has the public word vectors and no text", knowledge),
         texts=EncodedTexts(sent, original, no_tokens, no_tokens),
-        promise=mixture.cluster_report(scheme.k),
+        cluster_report=mixture.cluster_report(scheme.k),
         scheme=scheme.document(),
         model=recipe.model,
     )

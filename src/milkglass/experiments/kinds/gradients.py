@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from milkglass.attacks.shadows.inverse import invert_shadows
-from milkglass.audit.decontaminate import decode_texts, decontaminate, tokenizer_round_trip
+from milkglass.audit.decontaminate import decode_texts, tokenizer_round_trip, uncontaminated_indices
 from milkglass.audit.gradient_scene import MEASURES, gradient_scene, gradient_truth
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.run import RECIPE_OPTIONS
@@ -245,6 +245,6 @@ def _choose_texts(
         pool = data_refs.load_examples(data_folder, settings.reference) if settings.reference else order[middle:]
         private_texts = decode_texts(private.ids, tokenizer)
         pool_texts = tokenizer_round_trip([example.text for example in pool], tokenizer)
-        unrelated = [pool[i] for i in decontaminate(pool_texts, private_texts)]
+        unrelated = [pool[i] for i in uncontaminated_indices(pool_texts, private_texts)]
         public = choose_rows(tokenizer, unrelated, None, RowFilter(settings.public), rng).ids
     return private, public, 2 if numbers is None else len(numbers)

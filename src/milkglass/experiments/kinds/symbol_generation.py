@@ -38,7 +38,7 @@ from milkglass.experiments.kinds import generation
 from milkglass.experiments.kinds.fine_tuning import write_job
 from milkglass.experiments.kinds.generation import GeneratorTuningRecipe, RecordFields, loss_figures
 from milkglass.experiments.procedures import sanitized_chats
-from milkglass.experiments.procedures.fewer_layers import require_layers, write_layer_subset
+from milkglass.experiments.procedures.layer_subset import layer_count_field, write_layer_subset
 from milkglass.experiments.procedures.symbol_writer import AnsweringPair, CombinedDistribution, row_losses
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import SPLITS, RunContext, TrainedVariant, seeded_secret
@@ -119,7 +119,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
 
     def prepare_variants(self, base: Checkpoint, run: RunContext) -> list[TrainedVariant]:
         """Returns the variants, and the client's model as one more."""
-        require_layers(base, self.client_layers)  # before anything is scrambled
+        layer_count_field(base, self.client_layers)  # before anything is scrambled
         variants = super().prepare_variants(base, run)
         plain = next(variant for variant in variants if variant.is_plain)
         client = replace(plain, name=CLIENT, model_folder=run.out / f"{CLIENT}-model", job_folder=run.out / CLIENT)

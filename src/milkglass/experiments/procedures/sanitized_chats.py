@@ -33,9 +33,9 @@ USER_ROLES = frozenset({"user"})
 
 
 def conversations_of(examples: Sequence[Example], instruction: str, max_words: int | None) -> list[Example]:
-    """Returns rows as conversations.
+    """Returns rows as conversations that begin with the instruction.
 
-    A classified text becomes a user's message after the instruction, and its label the answer.
+    A labelled text becomes a user's message behind the instruction, and its label becomes the assistant's answer.
 
     Args:
         instruction: the text with which the first message of each conversation begins.
@@ -60,10 +60,10 @@ def conversations_of(examples: Sequence[Example], instruction: str, max_words: i
 
 
 def draw_rows(examples: Sequence[Example], row_count: int, seed: int, noun: str) -> list[Example]:
-    """Returns rows that are drawn without replacement: the first ones of the seed's order.
+    """Draws rows without replacement, in an order that the seed decides.
 
     Args:
-        noun: what messages call the rows.
+        noun: what error messages call the rows.
 
     Raises:
         UsageError: there are too few rows.
@@ -101,7 +101,8 @@ class ChatSanitizer:
 
     Attributes:
         sanitizer: sanitizes text.
-        instruction: begins each message of the user, and is not sanitized. "": there is none.
+        instruction: the text with which each of the user's messages begins, and which is not sanitized. "": there is
+            none.
         seed: decides the draws, which anyone can repeat: a recipe has no secrets.
     """
 
@@ -128,9 +129,12 @@ class ChatSanitizer:
             sanitize_file(self.sanitizer, source, row_format, out, self.seed, {})
         return out
 
-    def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], limit: int) -> SentPrompt:
-        """Returns a conversation's prompt as it is sent. Raises CodecError if it has more than `limit` tokens."""
-        tokens = prompt.chat_tokens(tokenizer, messages, limit, self.instruction)
+    def sent_prompt(self, tokenizer: Any, messages: Sequence[Message], max_tokens: int) -> SentPrompt:
+        """Returns the prompt that is sent for a conversation.
+
+        Raises CodecError if it has more than `max_tokens` tokens.
+        """
+        tokens = prompt.chat_tokens(tokenizer, messages, max_tokens, self.instruction)
         sent = tokens.replace_private(self._substitutes)
         is_private = tokens.is_private
         unchanged = sent[is_private] == tokens.ids[is_private]

@@ -139,7 +139,7 @@ def row_losses(
         (rows,) the sum over the answers' tokens, (rows,) the same with symbols known, and (rows,) the number of these
             tokens.
     """
-    encoded = codec.encode_truncated(conversations, max_length)
+    encoded = codec.encode_answered(conversations, max_length)
     losses_of_rows = [
         pair.losses(torch.from_numpy(ids).long(), torch.from_numpy(labels != IGNORED_LABEL))
         for ids, labels in zip(encoded.ids, encoded.labels, strict=True)

@@ -16,7 +16,7 @@ from milkglass.rows.examples import Example
 from milkglass.rows.place import Place
 from milkglass.rows.sets.classified import TASKS, TOPICS
 from milkglass.rows.sets.corpora import CORPORA, INSTRUCTIONS
-from milkglass.rows.sets.description import BuildExample, HubDataset, Layout, PublicDataset
+from milkglass.rows.sets.description import ExampleBuilder, HubDataset, Layout, PublicDataset
 
 PUBLIC_DATASETS: dict[str, PublicDataset] = {
     data_set.name: data_set for data_set in (*TASKS, *INSTRUCTIONS, *TOPICS, *CORPORA)
@@ -92,7 +92,7 @@ def _where_looked(description: PublicDataset, folder: Path, split: str) -> str:
 
 
 def _examples(
-    description: PublicDataset, rows: Iterator[tuple[Place, Any]], build: BuildExample, source: str, notice: Log
+    description: PublicDataset, rows: Iterator[tuple[Place, Any]], build: ExampleBuilder, source: str, notice: Log
 ) -> Iterator[Example]:
     left_out_count = yielded_count = 0
     for place, row in rows:

@@ -20,7 +20,7 @@ from typing import Any
 from milkglass.errors import CodecError
 from milkglass.rows.encoding import numbered_lines
 from milkglass.rows.place import Place
-from milkglass.rows.sets.description import HubDataset, LabelledColumn, Layout, PublicDataset, alternatives
+from milkglass.rows.sets.description import HubDataset, LabelledTextBuilder, Layout, PublicDataset, single_file_layouts
 from milkglass.rows.tables import table_rows, text_lines
 
 GLUE_FILES = {"train": ("train.tsv",), "validation": ("dev.tsv",)}
@@ -65,12 +65,12 @@ def _task(
     name_of_label = {label: label for label in labels} if has_names else {}
     name_of_label |= _number_labels(labels) | dict(further_labels)
 
-    def build(cells: tuple[str, ...]) -> LabelledColumn:
+    def build(cells: tuple[str, ...]) -> LabelledTextBuilder:
         text, *pair, label = cells
-        return LabelledColumn(text, label, name_of_label, pair[0] if pair else None, is_flawed, score_range=scores)
+        return LabelledTextBuilder(text, label, name_of_label, pair[0] if pair else None, is_flawed, score_range=scores)
 
     rows = partial(table_rows, required=columns, header=header, is_flawed=is_flawed)
-    splits = {split: alternatives(rows, build(columns), *paths) for split, paths in files.items()}
+    splits = {split: single_file_layouts(rows, build(columns), *paths) for split, paths in files.items()}
     hub = HubDataset("nyu-mll/glue", name, hub_splits, build(hub_columns or columns))
     return PublicDataset(
         name, description, "regression" if scores else "classification", splits, columns, licence, labels, metrics, hub,
@@ -124,15 +124,15 @@ def _ag_news() -> PublicDataset:
     It was published as CSV without a header: the class from 1, the title, the description. Another layout is TSV
     without a header: the text and the name of the class.
     """
-    long_texts = LabelledColumn("title", "class", _number_labels(NEWS_LABELS, 1), joined_column="description")
-    short_texts = LabelledColumn("text", "class", {name: name for name in NEWS_LABELS})
+    long_texts = LabelledTextBuilder("title", "class", _number_labels(NEWS_LABELS, 1), appended_column="description")
+    short_texts = LabelledTextBuilder("text", "class", {name: name for name in NEWS_LABELS})
     read_csv = partial(table_rows, required=(), delimiter=",", is_quoted=True, header=("class", "title", "description"))
     read_tsv = partial(table_rows, required=(), header=("text", "class"))
     splits = {
         name: (Layout((f"{name}.csv",), read_csv, long_texts), Layout((f"{name}.tsv",), read_tsv, short_texts))
         for name in ("train", "test")
     }
-    build = LabelledColumn("text", "label", _number_labels(NEWS_LABELS))
+    build = LabelledTextBuilder("text", "label", _number_labels(NEWS_LABELS))
     hub = HubDataset("fancyzhx/ag_news", None, {"train": "train", "test": "test"}, build)
     return PublicDataset(
         "ag_news", "the topic of a piece of news", "classification", splits, ("title", "description", "class"),
@@ -150,7 +150,7 @@ def side_by_side(text: Path, labels: Path) -> Iterator[tuple[Place, dict[str, An
 
 
 def _tweets() -> PublicDataset:
-    build = LabelledColumn("text", "label", _number_labels(TWEET_LABELS))
+    build = LabelledTextBuilder("text", "label", _number_labels(TWEET_LABELS))
     files = {"train": "train", "validation": "val", "test": "test"}
     splits = {
         split: (Layout((f"{file}_text.txt", f"{file}_labels.txt"), side_by_side, build),)
@@ -159,7 +159,7 @@ def _tweets() -> PublicDataset:
     hub = HubDataset("cardiffnlp/tweet_eval", "sentiment", {file: file for file in files}, build)
     return PublicDataset(
         "tweet_sentiment", "the mood of a tweet", "classification", splits, ("text", "label"), "Twitter's terms",
-        TWEET_LABELS, ("macro recall", "accuracy"), hub, folder_names=("sentiment",),
+        TWEET_LABELS, ("macro recall", "accuracy"), hub, other_folder_names=("sentiment",),
     )  # fmt: skip
 
 
@@ -173,15 +173,15 @@ def two_sides(negative: Path, positive: Path) -> Iterator[tuple[Place, dict[str,
 
 
 def _rotten_tomatoes() -> PublicDataset:
-    build = LabelledColumn("text", "side", {name: name for name in REVIEW_LABELS})
+    build = LabelledTextBuilder("text", "side", {name: name for name in REVIEW_LABELS})
     splits = {"train": (Layout(("rt-polarity.neg", "rt-polarity.pos"), two_sides, build),)}
     hub = HubDataset(
         "cornell-movie-review-data/rotten_tomatoes", None, {split: split for split in ("train", "validation", "test")},
-        LabelledColumn("text", "label", _number_labels(REVIEW_LABELS)),
+        LabelledTextBuilder("text", "label", _number_labels(REVIEW_LABELS)),
     )  # fmt: skip
     return PublicDataset(
         "rotten_tomatoes", "is a sentence of a film review friendly? Published without splits", "classification",
-        splits, ("text",), "none stated", REVIEW_LABELS, ("accuracy",), hub, folder_names=("rt-polaritydata",),
+        splits, ("text",), "none stated", REVIEW_LABELS, ("accuracy",), hub, other_folder_names=("rt-polaritydata",),
     )  # fmt: skip
 
 

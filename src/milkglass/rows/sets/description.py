@@ -13,8 +13,8 @@ from milkglass.rows.examples import Example, question_answer
 from milkglass.rows.place import Place, Row, text_of
 
 Task = Literal["classification", "regression", "chat", "prompts", "text"]
-# Returns None for a known row of the published files that cannot be used.
-BuildExample = Callable[[Place, Row], Example | None]
+# Makes an Example of a row; returns None for a known row of the published files that cannot be used.
+ExampleBuilder = Callable[[Place, Row], Example | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Layout:
 
     files: tuple[str, ...]
     read_rows: Callable[..., Iterator[tuple[Place, Any]]]
-    build: BuildExample
+    build: ExampleBuilder
 
 
-def alternatives(
-    read_rows: Callable[..., Iterator[tuple[Place, Any]]], build: BuildExample, *names: str
+def single_file_layouts(
+    read_rows: Callable[..., Iterator[tuple[Place, Any]]], build: ExampleBuilder, *names: str
 ) -> tuple[Layout, ...]:
-    """Returns layouts of one file each, which was published under several names."""
+    """Returns a layout for each name under which one and the same file was published."""
     return tuple(Layout((name,), read_rows, build) for name in names)
 
 
@@ -53,7 +53,7 @@ class HubDataset:
     path: str
     config: str | None
     splits: Mapping[str, str]
-    build: BuildExample
+    build: ExampleBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class PublicDataset:
         columns: the columns of the original files, in the order text, pair, label.
         licence: the licence, or that none is stated.
         labels: label names, in the order of their numbers.
-        metrics: names of metrics/glue.py and metrics/text.py.
+        metrics: the names of the metrics by which answers are scored (metrics/glue.py, metrics/text.py).
         hub: where the data set is on the hub. None: it is not there.
         flaws: why rows of the published files are left out (they are counted and reported), or "".
-        folder_names: names of the data set's folder, besides `name`.
+        other_folder_names: names of the data set's folder, besides `name`.
     """
 
     name: str
@@ -84,7 +84,7 @@ class PublicDataset:
     metrics: tuple[str, ...] = ()
     hub: HubDataset | None = None
     flaws: str = ""
-    folder_names: tuple[str, ...] = field(default=())
+    other_folder_names: tuple[str, ...] = field(default=())
 
     @property
     def label_numbers(self) -> dict[str, int]:
@@ -93,12 +93,12 @@ class PublicDataset:
 
     def candidate_folders(self, folder: Path) -> list[Path]:
         """Returns the folders that may have the files: folders of the data set's name in `folder`, and `folder`."""
-        return [*(folder / name for name in (self.name, *self.folder_names)), folder]
+        return [*(folder / name for name in (self.name, *self.other_folder_names)), folder]
 
 
 # --- builders ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class LabelledColumn:
+class LabelledTextBuilder:
     """Builds examples of a text, perhaps a second one, and a label or a score.
 
     Attributes:
@@ -108,7 +108,7 @@ class LabelledColumn:
             out.
         pair_column: the column of second texts. None: there are none.
         is_flawed: whether the published file has empty texts and broken rows, which are left out.
-        joined_column: a column that is appended to the text.
+        appended_column: a column whose text is appended to the text, after a blank. None: there is none.
         score_range: the lowest and the highest score of a regression. The label is the score as the file writes it.
     """
 
@@ -117,7 +117,7 @@ class LabelledColumn:
     name_of_value: Mapping[str, str]
     pair_column: str | None = None
     is_flawed: bool = False
-    joined_column: str | None = None
+    appended_column: str | None = None
     score_range: tuple[float, float] | None = None
 
     def __call__(self, place: Place, row: Row) -> Example | None:
@@ -127,8 +127,8 @@ class LabelledColumn:
         ):
             return None
         text = text_of(place, row, self.text_column)
-        if self.joined_column is not None:
-            text = f"{text} {text_of(place, row, self.joined_column)}"
+        if self.appended_column is not None:
+            text = f"{text} {text_of(place, row, self.appended_column)}"
         pair = None if self.pair_column is None else text_of(place, row, self.pair_column)
         name = self._name(place, str(row.get(self.label_column)).strip())
         return Example(place.number, "labelled", text, pair, name) if name else None
@@ -152,7 +152,7 @@ class LabelledColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAnswer:
+class QuestionAnswerBuilder:
     """Builds examples of a question and its answer.
 
     Attributes:
@@ -177,7 +177,7 @@ class QuestionAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainText:
+class PlainTextBuilder:
     """Builds examples of one text: a column of a row, or an entry of a list of texts.
 
     Attributes:

@@ -1,7 +1,7 @@
 """One format of all errors, OpenAI's with a hint of ours: `{"error": {"message", "type", "code", "hint"}}`.
 
-No answer repeats the request, except for values that a `name_of` names. The messages of a validation library quote what
-was sent; these name the place and the rule instead.
+No answer repeats the request. A validation library's messages quote what was sent; these name the place and the rule
+instead, and the refused value only if the caller of `validation_message` says so.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from milkglass.server.settings import error_for_caller
 
 INTERNAL_MESSAGE = "the server made a mistake; nothing of your request is repeated here"
 MAX_ERRORS_SHOWN = 3  # validation errors that are named in one answer
-REASONS = {
+HTTP_ERROR_MESSAGES = {
     400: "the request could not be read",
     401: "the bearer token is missing or wrong",
     404: "there is nothing at this address",
     405: "this address does not take that method",
     413: "the request body is too large",
 }
-HINTS = {
+HTTP_ERROR_HINTS = {
     400: "send a JSON object, or the form that the documentation shows",
     401: "send `Authorization: Bearer TOKEN`, a proxy by --token-file; it is in the server's home or --token-file",
     404: "see /openapi.json for the addresses",
@@ -87,15 +87,18 @@ def internal_error_response() -> JSONResponse:
 
 
 def validation_message(
-    error: RequestValidationError | ValidationError, name_of: Callable[[Mapping[str, Any]], str] = lambda fault: ""
+    error: RequestValidationError | ValidationError, value_text: Callable[[Mapping[str, Any]], str] = lambda fault: ""
 ) -> str:
     """Returns what is wrong, and where.
 
     Args:
-        name_of: returns what to say about a refused value before its rule. By default no value is repeated.
+        value_text: returns the words for a refused value, which stand before its rule. By default no value is
+            repeated.
     """
     errors = error.errors()
-    faults = [f"{_fault_location(fault)}: {name_of(fault)}{_broken_rule(fault)}" for fault in errors[:MAX_ERRORS_SHOWN]]
+    faults = [
+        f"{_fault_location(fault)}: {value_text(fault)}{_broken_rule(fault)}" for fault in errors[:MAX_ERRORS_SHOWN]
+    ]
     hidden_count = len(errors) - MAX_ERRORS_SHOWN
     return "; ".join(faults) + (f"; and {hidden_count} more" if hidden_count > 0 else "")
 
@@ -136,8 +139,10 @@ def web_app(title: str, lifespan: Any = None) -> FastAPI:
         if isinstance(error, RefusedRequest):
             return error_response(error.error)
         status = error.status_code
-        message = REASONS.get(status, "the request was refused")
-        return JSONResponse(error_json(status, message, f"http_{status}", HINTS.get(status, "")), status, error.headers)
+        message = HTTP_ERROR_MESSAGES.get(status, "the request was refused")
+        return JSONResponse(
+            error_json(status, message, f"http_{status}", HTTP_ERROR_HINTS.get(status, "")), status, error.headers
+        )
 
     async def on_known(request: Request, error: Exception) -> JSONResponse:
         known_error = error_for_caller(error)

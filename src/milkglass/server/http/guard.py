@@ -19,7 +19,13 @@ from typing import final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from milkglass.errors import Busy, TooLarge, TooSlow, Unauthorized
-from milkglass.server.http.errors import HINTS, REASONS, RefusedRequest, error_response, internal_error_response
+from milkglass.server.http.errors import (
+    HTTP_ERROR_HINTS,
+    HTTP_ERROR_MESSAGES,
+    RefusedRequest,
+    error_response,
+    internal_error_response,
+)
 from milkglass.server.logs import place_of
 from milkglass.server.settings import Limits
 
@@ -41,7 +47,7 @@ class BodyRule:
 
 def too_large_error(max_bytes: int) -> TooLarge:
     """Returns the error for a body of more than `max_bytes` bytes."""
-    return TooLarge(f"the request body is larger than {max_bytes} bytes", HINTS[413])
+    return TooLarge(f"the request body is larger than {max_bytes} bytes", HTTP_ERROR_HINTS[413])
 
 
 @final
@@ -229,7 +235,7 @@ class Guard:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         if not self._is_admitted(scope["path"], headers.get(b"authorization", b"")):
-            refusal = error_response(Unauthorized(REASONS[401], HINTS[401]))
+            refusal = error_response(Unauthorized(HTTP_ERROR_MESSAGES[401], HTTP_ERROR_HINTS[401]))
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
             return

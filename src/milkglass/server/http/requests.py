@@ -20,8 +20,8 @@ from milkglass.server.storage.store import ModelRecord
 
 Id = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 # A list ends at its first error: reporting a million errors would block other requests
-Ids = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
-IdLists = Annotated[list[Ids], Field(fail_fast=True, max_length=2**16)]
+IdList = Annotated[list[Id], Field(fail_fast=True, max_length=2**20)]
+IdLists = Annotated[list[IdList], Field(fail_fast=True, max_length=2**16)]
 # vLLM's and OpenAI's fields that need a tokenizer. None, false, [] and {} request nothing
 TOKENIZER_FIELDS = (
     "stop", "suffix", "echo", "prompt_logprobs", "bad_words", "response_format",
@@ -39,7 +39,7 @@ def _refuse_text(value: Any) -> Any:
     return value
 
 
-Prompts = Annotated[Ids | IdLists, BeforeValidator(_refuse_text)]
+Prompts = Annotated[IdList | IdLists, BeforeValidator(_refuse_text)]
 
 
 class StreamOptions(RequestBody):
@@ -59,7 +59,7 @@ class CompletionRequest(RequestBody):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, lt=2**31)  # -1 and 0: all
     seed: int | None = Field(None, ge=0, lt=2**63)
-    stop_token_ids: Ids = Field(default=[], max_length=1024)
+    stop_token_ids: IdList = Field(default=[], max_length=1024)
     ignore_eos: bool = False
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
@@ -92,12 +92,12 @@ class CompletionRequest(RequestBody):
                 raise PydanticCustomError("not_offered", f"`{name}` can only be {neutral} here")
         return nonnull_fields
 
-    def prompts(self) -> list[Ids]:
+    def prompts(self) -> list[IdList]:
         """Returns the prompts as a list, also where there is only one."""
-        return prompt_rows(self.prompt)
+        return as_rows(self.prompt)
 
     def sampling(self, end_ids: frozenset[int], prompt_index: int) -> SamplingParams:
-        """Returns the sampling of one prompt, which gets its own seed.
+        """Returns the sampling parameters of one prompt. Each prompt has a seed of its own.
 
         Args:
             end_ids: the ids with which the model ends an answer.
@@ -116,7 +116,7 @@ class ClassificationRequest(RequestBody):
 
     model: Name
     input: Prompts
-    token_type_ids: Ids | IdLists | None = None
+    token_type_ids: IdList | IdLists | None = None
 
 
 class EmbeddingRequest(RequestBody):
@@ -127,27 +127,32 @@ class EmbeddingRequest(RequestBody):
     encoding_format: Literal["float"] = "float"
 
 
-def prompt_rows(value: Ids | IdLists) -> list[Ids]:
-    """Returns one or several prompts, or their token types, as a list. `[]` becomes one empty row, refused later."""
+def as_rows(value: IdList | IdLists) -> list[IdList]:
+    """Returns one list of ids, or several, as a list of rows.
+
+    `[]` becomes one empty row, which `require_prompts` refuses.
+    """
     if value and isinstance(value[0], list):
         return value  # type: ignore[return-value]
     return [value]  # type: ignore[list-item]
 
 
-def require_prompts(rows: Sequence[Ids], model: ModelRecord, settings: ServerSettings, extra_tokens: int = 0) -> None:
+def require_prompts(
+    rows: Sequence[IdList], model: ModelRecord, settings: ServerSettings, answer_tokens: int = 0
+) -> None:
     """Checks prompts against the limits of the server and the model. No message names an id.
 
     Args:
         rows: the prompts.
         model: the model that reads them.
         settings: the limits of the server.
-        extra_tokens: the most new tokens of each prompt's answer.
+        answer_tokens: the most tokens of each answer.
 
     Raises:
         TooLarge: there are too many prompts, or one is longer than the server allows.
         EmptyText: a prompt is empty.
         IdOutOfRange: an id is beyond the model's vocabulary.
-        TooLong: a prompt with its continuation is longer than the model's positions.
+        TooLong: a prompt and its answer take more positions than the model has.
     """
     if len(rows) > settings.max_inputs:
         raise TooLarge(f"{len(rows)} inputs are more than the {settings.max_inputs} of one request", "send several")
@@ -161,14 +166,14 @@ def require_prompts(rows: Sequence[Ids], model: ModelRecord, settings: ServerSet
             )
         if len(row) > settings.max_prompt_tokens:
             raise TooLarge(f"input {index} has {len(row)} tokens; {settings.max_prompt_tokens} are the most", "cut it")
-        if model.positions is not None and len(row) + extra_tokens > model.positions:
+        if model.positions is not None and len(row) + answer_tokens > model.positions:
             raise TooLong(
-                f"input {index} has {len(row)} tokens and asks for {extra_tokens}; the model takes {model.positions}",
+                f"input {index} has {len(row)} tokens and asks for {answer_tokens}; the model takes {model.positions}",
                 "cut it, or lower max_tokens",
             )
 
 
-def require_known_biased_ids(biased_ids: Iterable[int], model: ModelRecord) -> None:
+def require_biased_ids_in_vocabulary(biased_ids: Iterable[int], model: ModelRecord) -> None:
     """Raises IdOutOfRange if an id of `logit_bias` is beyond the model's vocabulary."""
     if any(token >= model.vocab_size for token in biased_ids):
         raise IdOutOfRange(
@@ -182,7 +187,7 @@ def require_max_tokens(count: int, settings: ServerSettings) -> None:
         raise TooLarge(f"max_tokens is {count}; {settings.max_new_tokens} is the most", "ask for less")
 
 
-def token_types(body: ClassificationRequest, rows: Sequence[Ids], model: ModelRecord) -> list[Ids | None]:
+def token_types(body: ClassificationRequest, rows: Sequence[IdList], model: ModelRecord) -> list[IdList | None]:
     """Returns the token types of each row; None for a row whose types the model does not need.
 
     Raises:
@@ -191,7 +196,7 @@ def token_types(body: ClassificationRequest, rows: Sequence[Ids], model: ModelRe
     """
     if body.token_type_ids is None:
         return [None] * len(rows)
-    types = prompt_rows(body.token_type_ids)
+    types = as_rows(body.token_type_ids)
     if [len(row_types) for row_types in types] != [len(row) for row in rows]:
         raise UsageError("token_type_ids and input differ in shape", "give one token type an id")
     if max((max(row_types, default=0) for row_types in types), default=0) >= max(1, model.token_types):

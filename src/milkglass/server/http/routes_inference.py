@@ -22,8 +22,8 @@ from milkglass.server.http.requests import (
     ClassificationRequest,
     CompletionRequest,
     EmbeddingRequest,
-    prompt_rows,
-    require_known_biased_ids,
+    as_rows,
+    require_biased_ids_in_vocabulary,
     require_max_tokens,
     require_prompts,
     token_types,
@@ -159,8 +159,8 @@ async def completions(body: CompletionRequest, request: Request, shared: SharedC
     model = await run_in_threadpool(shared.store.models.get, body.model)
     run = PromptRun(body, body.prompts())
     require_max_tokens(body.max_tokens, shared.settings)
-    require_prompts(run.prompts, model, shared.settings, extra_tokens=body.max_tokens)
-    require_known_biased_ids(body.logit_bias, model)
+    require_prompts(run.prompts, model, shared.settings, answer_tokens=body.max_tokens)
+    require_biased_ids_in_vocabulary(body.logit_bias, model)
     entry = shared.model_cache.acquire(model, "generate")
     release = ExitStack()  # which is done once, by the first that closes it
     release.callback(shared.model_cache.release, entry)
@@ -219,7 +219,7 @@ async def _answer_rows(
     body: ClassificationRequest | EmbeddingRequest, task: Task, request: Request, shared: SharedContext
 ) -> Response:
     model = await run_in_threadpool(shared.store.models.get, body.model)
-    inputs = prompt_rows(body.input)
+    inputs = as_rows(body.input)
     require_prompts(inputs, model, shared.settings)
     token_types_by_row = (
         token_types(body, inputs, model) if isinstance(body, ClassificationRequest) else [None] * len(inputs)

@@ -71,7 +71,7 @@ def model_json(model: ModelRecord, shared: Context) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         "max_model_len": model.positions,
         "layers": model.layers,
-        "bytes": shared.registry.size(model.id),
+        "bytes": shared.registry.byte_count(model.id),
         "parent": model.parent,
         "job": model.job,
         "key_id": model.key_id,

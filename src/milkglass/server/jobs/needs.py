@@ -11,7 +11,7 @@ parameters, adapters included, and T of them are trained. All are counted in fp3
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
                     for rows of the mean length. On a CPU a step is made of parts (`tokens_at_once`), and the layers of
                     a long row are computed again in the backward pass (activation checkpointing,
-                    `recomputed_layers` in trainer.py)
+                    `gradient_checkpointing` in trainer.py)
 
 Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """

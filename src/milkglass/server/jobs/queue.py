@@ -48,7 +48,7 @@ from milkglass.server.settings import (
     is_nearly_full,
 )
 from milkglass.server.spec import Hyperparameters, JobSpec, Status, require_used
-from milkglass.server.storage.registry import Registry
+from milkglass.server.storage.registry import ModelRegistry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
 from milkglass.server.storage.uploads import PARQUET_SUFFIX, Uploads
 from milkglass.system import memory_bytes
@@ -62,7 +62,7 @@ class Jobs:
     """Queues jobs: checks, stores, starts, watches and ends them."""
 
     def __init__(
-        self, settings: ServerSettings, home: HomeFolder, store: Store, registry: Registry, uploads: Uploads
+        self, settings: ServerSettings, home: HomeFolder, store: Store, registry: ModelRegistry, uploads: Uploads
     ) -> None:
         self._settings, self._home, self._store = settings, home, store
         self._registry, self._uploads = registry, uploads
@@ -368,7 +368,7 @@ class Jobs:
             name = "-".join(["ft", job.id.removeprefix("ftjob-"), *([job.suffix] if job.suffix else [])])
             self._store.jobs.update(job_id, lambda record: setattr(record, "fine_tuned_model", name))
             try:
-                self._registry.adopt(name, folder / "result", job_id, job.model)
+                self._registry.add_job_result(name, folder / "result", job_id, job.model)
             except (MilkglassError, OSError) as error:
                 known_error = error_for_caller(error)
                 reason = (

@@ -1,4 +1,4 @@
-"""The trainer of a job: its checkpoints, its reports, and how it is stopped between two steps.
+"""Trains a job: its checkpoints, its reports, and how it stops between two steps.
 
     checkpoint-N/   trained.safetensors, the optimiser's and the schedule's state, the trainer's; `complete` marks one
                     that was written to its end, `trained` one whose optimiser the disk had no room for
@@ -44,12 +44,12 @@ from milkglass.system import trim_memory
 TRAINED_FILE = "trained.safetensors"
 MAX_COUNTED_CLASSES = 50  # classes of which the counts are reported
 METRIC_NAMES = {"eval_loss": "eval_loss", "eval_accuracy": "accuracy", "eval_pearson": "pearson"}
-# What decides the best epoch
-DECIDING_METRIC = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}
+# The metric by which the best epoch is chosen
+BEST_EPOCH_METRIC = {"classification": "accuracy", "regression": "pearson", "causal-lm": "loss"}
 
 
-class Reserve:
-    """Reserves `size` bytes on the job's disk, as a file that is removed before they are needed."""
+class DiskReserve:
+    """Reserves `size` bytes on the disk of `job`, a job's folder, as a file that is removed before they are needed."""
 
     def __init__(self, job: Path, size: int) -> None:
         self._path, self._size = job / RESERVE_FILE, size
@@ -82,7 +82,10 @@ def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def restore_trained_tensors(model: nn.Module, path: Path) -> None:
-    """Loads what `trained_tensors` returned. Raises KeyError for a model that is trained in other parts."""
+    """Copies the tensors of a file that holds `trained_tensors` into the model.
+
+    Raises KeyError if the file lacks one of them.
+    """
     tensors, targets = load_file(path), {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name in trained_tensors(model):
         targets[name].copy_(tensors[name])
@@ -109,10 +112,10 @@ def split_batch(batch: Mapping[str, torch.Tensor], token_limit: int) -> list[dic
 
     Args:
         batch: tensors (rows, tokens), padded on the right, or (rows,).
-        token_limit: tokens of a part, padding included.
+        token_limit: the most tokens of a part, padding included.
 
     Returns:
-        The batch itself, if it is within the limit.
+        The parts, longest rows first; the batch alone if it is within the limit.
     """
     if batch["input_ids"].numel() <= token_limit:
         return [dict(batch)]
@@ -130,17 +133,18 @@ def split_batch(batch: Mapping[str, torch.Tensor], token_limit: int) -> list[dic
 
 
 def label_count(batch: Mapping[str, torch.Tensor]) -> int:
-    """Returns over how many labels a model takes the mean of its loss: rows, or the tokens that are predicted."""
+    """Returns the number of labels over which a model averages its loss: the rows, or the tokens that are predicted."""
     labels = batch["labels"]
     return int((labels[:, 1:] != IGNORED_LABEL).sum()) if labels.ndim > 1 else len(labels)
 
 
 @contextmanager
-def recomputed_layers(model: nn.Module) -> Iterator[None]:
-    """Keeps only the inputs of each layer for the backward pass, which computes the layer again.
+def gradient_checkpointing(model: nn.Module) -> Iterator[None]:
+    """Turns on gradient checkpointing: of each layer only the inputs are kept.
 
-    The gradients are the same, since the layer's dropout is drawn as it was. A model of which transformers does not
-    mark the layers keeps everything; transformers' own switch would refuse it.
+    The backward pass computes the layer again. The gradients are the same, since the layer's dropout is drawn as it
+    was. A model of which transformers does not mark the layers keeps everything; transformers' own switch would refuse
+    it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
@@ -157,11 +161,11 @@ class CheckpointTrainer(Trainer):
     """Trains as transformers' Trainer does, and saves only what is trained. A save that fails ends the training.
 
     A step of many tokens goes through the model in parts, whose gradients are added, and a long row that cannot be
-    split through `recomputed_layers`: it takes less memory and learns the same. Gradient accumulation in transformers
-    does not do for a regression, whose loss it would not divide.
+    split goes through it with `gradient_checkpointing`: that takes less memory and learns the same. Gradient
+    accumulation in transformers does not do for a regression, whose loss it would not divide.
     """
 
-    def __init__(self, reserve: Reserve, token_limit: int | None, **options: Any) -> None:
+    def __init__(self, reserve: DiskReserve, token_limit: int | None, **options: Any) -> None:
         """Sets the trainer up.
 
         Args:
@@ -180,14 +184,14 @@ class CheckpointTrainer(Trainer):
         if self._token_limit is None:
             return super().training_step(model, inputs, num_items_in_batch)
         if len(parts := split_batch(inputs, self._token_limit)) == 1:
-            with self._memory_for(model, inputs):
+            with self._checkpointing_for(model, inputs):
                 return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         count, total = label_count(inputs), torch.zeros((), device=self.args.device)
         for part in parts:
             if not (part_count := label_count(part)):
                 continue
-            with self._memory_for(model, part):
+            with self._checkpointing_for(model, part):
                 with self.compute_loss_context_manager():
                     loss = self.compute_loss(model, self._prepare_inputs(part)) * (part_count / count)
                 self.accelerator.backward(loss)
@@ -195,11 +199,11 @@ class CheckpointTrainer(Trainer):
             trim_memory()  # parts of other lengths do not fit into the memory that this one leaves
         return total
 
-    def _memory_for(self, model: nn.Module, part: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
-        """Returns `recomputed_layers` for a part that has many more tokens than the limit, else nothing to enter."""
+    def _checkpointing_for(self, model: nn.Module, part: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
+        """Returns `gradient_checkpointing` for a part of many more tokens than the limit, else nothing to enter."""
         assert self._token_limit is not None
         if part["input_ids"].numel() > MAX_TOKEN_LIMIT_FACTOR * self._token_limit:
-            return recomputed_layers(model)
+            return gradient_checkpointing(model)
         return nullcontext()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -251,8 +255,8 @@ class CheckpointTrainer(Trainer):
 
 
 # --- in the job's folder ----------------------------------------------------------------------------------------------
-def newest_checkpoint(job: Path) -> Path | None:
-    """Returns the checkpoint that a job resumes from, and removes what a kill left half-written."""
+def prepare_resumption(job: Path) -> Path | None:
+    """Removes what a kill left half-written, and returns the checkpoint to resume from. None: there is none."""
     drop_unfinished(job)
     return checkpoint_to_resume(job)
 
@@ -271,7 +275,7 @@ def drop_unfinished(job: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)  # of what stays, nothing is read
 
 
-def complete_checkpoint(job: Path, step: int, best_checkpoint: str | None) -> None:
+def mark_complete_and_prune(job: Path, step: int, best_checkpoint: str | None) -> None:
     """Marks the checkpoint of this step as complete, and removes older ones but the best."""
     newest = job / "checkpoints" / f"checkpoint-{step}"
     (newest / COMPLETE_MARK).touch()
@@ -318,10 +322,11 @@ def evaluation_event_data(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**reported_figures(metrics), **({} if counts is None else {"confusion": counts})}
 
 
-class Reporter(TrainerCallback):
+class JobCallback(TrainerCallback):
     """Writes events, and stops the trainer on SIGTERM or when the job is cancelled.
 
     Attributes:
+        job: the job's folder.
         reserve: the room for the next save, once it was reserved.
         is_interrupted: whether SIGTERM had come when `poll` was last called.
         is_cancelled: whether the job was cancelled when `poll` was last called.
@@ -329,7 +334,7 @@ class Reporter(TrainerCallback):
 
     def __init__(self, job: Path) -> None:
         self.job = job
-        self.reserve: Reserve | None = None
+        self.reserve: DiskReserve | None = None
         self.is_interrupted = self.is_cancelled = False
         self._is_signalled = False
         self._time_left = TimeLeft(0)
@@ -391,7 +396,7 @@ class Reporter(TrainerCallback):
         self.emit(f"evaluation: {figures}", {"step": state.global_step, **evaluation_event_data(metrics)})
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        complete_checkpoint(self.job, state.global_step, state.best_model_checkpoint)
+        mark_complete_and_prune(self.job, state.global_step, state.best_model_checkpoint)
         self.emit(f"checkpoint at step {state.global_step}")
         if self.reserve is not None and not self.is_interrupted:
             self.reserve.take()

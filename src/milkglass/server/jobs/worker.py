@@ -41,7 +41,12 @@ def _keep_end(path: Path, max_bytes: int) -> None:
 
 
 class Worker:
-    """Starts, watches and stops the process of one job, which another server may have started."""
+    """Starts, watches and stops the process of one job, which another server may have started.
+
+    Args:
+        folder: the job's folder, in which the process runs.
+        command: the program and its arguments. The folder is added as the last one.
+    """
 
     def __init__(self, folder: Path, command: tuple[str, ...]) -> None:
         self._folder, self._command = folder, command
@@ -86,9 +91,9 @@ class Worker:
         """Returns the exit code. None: the process runs, or another server started it."""
         return None if self._child is None else self._child.returncode
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, timeout: float) -> bool:
         """Waits until the process has ended. Returns whether it has."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + timeout
         while self.is_alive():
             seconds_left = deadline - time.monotonic()
             if seconds_left <= 0:
@@ -105,14 +110,15 @@ class Worker:
         with suppress(ProcessLookupError):  # it ended in the meantime, as it should
             send(pid, number)
 
-    def stop(self, grace: float) -> None:
-        """Asks the process to save a checkpoint, and kills it after `grace` seconds."""
+    def stop(self, grace_seconds: float) -> None:
+        """Asks the process to save a checkpoint and end, and kills it if it still runs after `grace_seconds`."""
         self.send_signal(signal.SIGTERM)
-        if not self.wait(grace):
+        if not self.wait(grace_seconds):
             self.send_signal(signal.SIGKILL)
-            self.wait(grace)
+            self.wait(grace_seconds)
 
     def _pid(self) -> int | None:
+        """Returns the worker's process id, or None if it is not known."""
         if self._child is not None:
             return self._child.pid
         path = self._folder / "worker.pid"

@@ -35,6 +35,8 @@ from milkglass.server.storage.store import ModelRecord, Store
 from milkglass.server.storage.uploads import NamedLocks, Uploads
 from milkglass.system import in_threads
 
+PICKLE_NAME_PATTERN = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
+
 
 class BaseModels:
     """Finds original models in the folders that the server was given."""
@@ -45,7 +47,9 @@ class BaseModels:
     def find(self, digest: str, changed: dict[str, TensorRef]) -> Checkpoint:
         """Returns the base model with this digest. Raises WrongBaseModel if this machine has none.
 
-        A model that lacks a tensor of the delta, `changed`, is not hashed.
+        Args:
+            digest: the digest of the base model.
+            changed: the header of the delta. A model that lacks one of its tensors is not hashed.
         """
         for folder in self._candidates():
             try:
@@ -75,12 +79,14 @@ def files_stamp(base: Checkpoint) -> str:
     return json.dumps([(str(file), (state := file.stat()).st_size, state.st_mtime_ns) for file in base.files])
 
 
-PICKLE_NAME = re.compile(r"\.(bin|pt|pth|pkl|ckpt)$")
-
-
 @dataclass(frozen=True)
 class Delta:
-    """Holds the requested format of a delta, and the digest of the base that it changes."""
+    """Describes an upload that replaces some tensors of a base model.
+
+    Attributes:
+        format: the format of the delta's files.
+        base: the digest of the base model.
+    """
 
     format: str
     base: str
@@ -88,7 +94,16 @@ class Delta:
 
 @dataclass(frozen=True)
 class Registration:
-    """Describes a model to add. `files` maps a weights file's name in the folder to an uploaded file's id."""
+    """Describes a model to add.
+
+    Attributes:
+        id: the model's name on the server.
+        config: the content of config.json.
+        generation_config: the content of generation_config.json. None: there is none.
+        index: the content of model.safetensors.index.json, for weights in several files. None: they are in one.
+        delta: what the files change of a base model. None: the files are a whole model.
+        files: the id of the uploaded file for each weights file's name.
+    """
 
     id: str
     config: Mapping[str, Any]
@@ -98,7 +113,7 @@ class Registration:
     files: Mapping[str, str]
 
 
-class Registry:
+class ModelRegistry:
     """Adds and deletes the models of one home, and finds their files."""
 
     def __init__(self, home: HomeFolder, store: Store, uploads: Uploads, bases: BaseModels) -> None:
@@ -160,7 +175,7 @@ class Registry:
         """Returns the SHA-256 of each weights file of the model. Raises NotFound or BadUpload."""
         digests = {}
         for name, file_id in registration.files.items():
-            if PICKLE_NAME.search(name) or not name.endswith(".safetensors"):
+            if PICKLE_NAME_PATTERN.search(name) or not name.endswith(".safetensors"):
                 raise BadUpload("a weights file is not named .safetensors", "only safetensors files are accepted")
             file = self._store.files.get(file_id)
             if file.purpose != "model":
@@ -212,8 +227,8 @@ class Registry:
         if registration.generation_config is not None:
             write_json(folder / GENERATION_CONFIG, registration.generation_config)
 
-    def adopt(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
-        """Makes a job's result a model, and goes on if a kill interrupted an earlier call.
+    def add_job_result(self, model_id: str, folder: Path, job: str, parent: str) -> ModelRecord:
+        """Adds a job's result as a model. A call that a kill interrupted can be repeated.
 
         Args:
             model_id: the new model's name.
@@ -261,7 +276,7 @@ class Registry:
         try:
             added = self._store.models.add(model)
         except BaseException:
-            if job is None:  # a job's result stays: it is adopted again
+            if job is None:  # a job's result stays: it is added again
                 shutil.rmtree(target, ignore_errors=True)
             raise
         for on_publish in self.on_publish:
@@ -285,7 +300,7 @@ class Registry:
             if job.needs_files and job.model == model_id:
                 raise Conflict(f"the job {job.id} still needs this model", "cancel the job first, or delete it")
 
-    def size(self, model_id: str) -> int:
+    def byte_count(self, model_id: str) -> int:
         """Returns the bytes of a model's files; 0 while the model is being deleted."""
         try:
             return sum(path.stat().st_size for path in self.folder(model_id).iterdir())
@@ -305,7 +320,7 @@ class Registry:
         raise NotFound("this model has no such file", "list its files")
 
     def sweep(self) -> None:
-        """Removes, at the start, folders that neither a model nor a job's result names."""
+        """Removes the folders that neither a model nor a job's result has. It is called when the server starts."""
         model_ids = self._store.models.ids()
         model_ids |= {job.fine_tuned_model for job in self._store.jobs.all() if job.fine_tuned_model}
         for folder in self._home.models.iterdir():

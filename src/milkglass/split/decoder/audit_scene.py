@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from milkglass.audit.decontaminate import decontaminate
+from milkglass.audit.decontaminate import uncontaminated_indices
 from milkglass.audit.defence_scene import public_scene
 from milkglass.audit.key_scene import AuditFiles, truth_of
 from milkglass.audit.report.findings import words_of_enclave
@@ -119,7 +119,7 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     attacker = TableAttacker(table, package, settings, token_counts_of(codec.tokenizer, len(table), None))
     corpora = {}
     for name, attacker_texts in texts_of_attackers.items():
-        remaining = [attacker_texts[i] for i in decontaminate(attacker_texts, private_texts)]
+        remaining = [attacker_texts[i] for i in uncontaminated_indices(attacker_texts, private_texts)]
         if remaining:
             corpora[name] = Sequences.of(codec.encode(remaining, truncate=True).ids)
     runnable_part = "the table and the enclave's sanitizer"

@@ -23,7 +23,7 @@ from milkglass.client.remote.connection import Connection, RetryPolicy, server_e
 from milkglass.client.remote.responses import is_whole, records_of
 from milkglass.client.remote.strict_json import parse_object
 from milkglass.errors import RemoteError, TooLong, Unauthorized, Unreachable, UsageError
-from milkglass.split.spec import MAX_NUMBER, DecoderInfo
+from milkglass.split.spec import MAX_COUNT, DecoderInfo
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class PromptEmbedsEngine:
             listed = ", ".join(names[:5]) or "none"
             raise RemoteError(f"the engine serves no model {self.model!r}", f"it serves {listed}")
         max_model_length = entries[names.index(self.model)].get("max_model_len")
-        if not is_whole(max_model_length) or not 2 <= max_model_length <= MAX_NUMBER:
+        if not is_whole(max_model_length) or not 2 <= max_model_length <= MAX_COUNT:
             raise RemoteError("the engine's answer has no usable max_model_len", HINT)
         return DecoderInfo(
             self.model, int(table_info["width"]), int(table_info["rows"]), max_model_length, max_model_length - 1, 1,

@@ -33,7 +33,10 @@ class IdStream(Protocol):
     received_bytes: int
 
     def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer. `row_of` returns the vector of an id, if the server needs it."""
+        """Yields the ids of the answer to a prompt (t, d).
+
+        `row_of` returns the vector (1, d) of an id; not every server calls it.
+        """
 
 
 class VectorServer(Protocol):
@@ -44,11 +47,12 @@ class VectorServer(Protocol):
 
 
 @dataclass
-class SplitText:
+class SplitGenerator:
     """Generates text with an enclave and a server of one model.
 
     Attributes:
         enclave: the open enclave.
+        server: runs the layers behind the embedding layer.
         info: what the server says of the model.
         settings: how prompts are sanitized.
         is_exact: whether vectors are sent in the table's own type, even if that is fp32.
@@ -69,7 +73,7 @@ class SplitText:
             )
 
     def sanitize_text(self, text: str, instruction: str, sampling: SplitSampling) -> SanitizedPrompt:
-        """Sanitizes plain text to continue. Raises CodecError, EnclaveError."""
+        """Sanitizes a plain text that the model will continue. Raises CodecError, EnclaveError."""
         return self.enclave.sanitize_text(text, instruction, self._max_prompt_tokens(sampling), self.settings)
 
     def sanitize_chat(
@@ -95,7 +99,7 @@ class SplitText:
         self.streams.append(stream)
         return stream.ids(self._vectors(prompt.vectors, dtype), lambda token: self._row(token, dtype))
 
-    def text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
+    def generate_text(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[str]:
         """Yields the answer's text in pieces that no later id can change."""
         decoder = StreamDecoder(
             lambda ids: [int(token) for token in ids], self.enclave.decode, self.enclave.table_info["by_byte"]
@@ -107,14 +111,14 @@ class SplitText:
             yield piece
 
     def chat(self, system: str | None, sampling: SplitSampling) -> Conversation:
-        """Starts a conversation, with the system's message if there is one.
+        """Starts a conversation, whose first message is `system` if it is not empty.
 
-        Each turn sends the whole conversation. A message has the same substitutes in each turn.
+        Each turn sends the whole conversation; a message gets the same substitutes each time.
         """
 
         def ask(turns: list[Message]) -> Answer:
             prompt = self.sanitize_chat(turns, sampling)
-            return Answer(self.text(prompt, sampling), prompt.token_count)
+            return Answer(self.generate_text(prompt, sampling), prompt.token_count)
 
         return Conversation(ask, [{"role": "system", "content": system}] if system else [])
 

@@ -1,4 +1,4 @@
-"""What a training needs, which rows it cuts, and whether its loss was still falling at its end."""
+"""Checks around a training: its memory, the rows that it cuts, and whether its loss was still falling at its end."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from milkglass.server.jobs.folder import read_events
 from milkglass.server.jobs.needs import ModelSizes, needs_of, size_text
 from milkglass.threat.defence import LabelledTexts
 
-MIN_REPORTS = 32  # a training of as many steps reports its loss at least so often, so that its end can be judged
-MIN_REPORTED_UNKNOWN = 0.02  # the share of unknown tokens from which it is reported
+# A training reports its loss at least so often, if it has as many steps, so that its end can be judged
+MIN_LOSS_REPORTS = 32
+MIN_UNKNOWN_SHARE = 0.02  # the share of unknown tokens from which it is reported
 SAMPLE_ROWS = 200  # rows, of which the mean length is taken
 MIN_REPORTS_IN_A_QUARTER = 4
-STANDARD_ERRORS = 2.0  # a loss that falls by fewer between two quarters does not count as falling
+MIN_FALL_STANDARD_ERRORS = 2.0  # a loss that falls by fewer between two quarters does not count as falling
 
 
-def require_room(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
-    """Raises MemoryShort if a training takes, at the least, more memory than is free. None: that is not known."""
+def require_memory(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
+    """Raises MemoryShort if the training of a way needs more memory than `free_bytes`. None: that is not known."""
     if free_bytes is None:
         return
     task, fitting_ways, large_ways = settings.rows.task, list[str](), list[tuple[str, int]]()
@@ -62,18 +63,18 @@ def _mean_length(settings: ComparisonSettings) -> float:
     return float(np.mean([len(ids) for ids in tokenizer(list(rows.texts[:SAMPLE_ROWS]), pairs)["input_ids"]]))
 
 
-def token_ids(base: Checkpoint, rows: LabelledTexts) -> Sequences:
+def row_token_ids(base: Checkpoint, rows: LabelledTexts) -> Sequences:
     """Returns the public ids of the rows, none of which is cut."""
     return Sequences.of(load_tokenizer(base.folder)(list(rows.texts), rows.pairs)["input_ids"])
 
 
-def unknown_words(base: Checkpoint, tokens: Sequences) -> str:
+def unknown_tokens_message(base: Checkpoint, tokens: Sequences) -> str:
     """Returns a message if the model's tokenizer does not know many tokens of the rows, else ""."""
     unknown_id = load_tokenizer(base.folder).unk_token_id
     if unknown_id is None or not len(tokens.ids):
         return ""
     share = float(np.mean(tokens.ids == unknown_id))
-    if share < MIN_REPORTED_UNKNOWN:
+    if share < MIN_UNKNOWN_SHARE:
         return ""
     return (
         f"{percent(share)} of the rows' tokens are unknown to this model, which reads them all alike: what is read is "
@@ -81,7 +82,7 @@ def unknown_words(base: Checkpoint, tokens: Sequences) -> str:
     )
 
 
-def cut_words(tokens: Sequences, max_length: int, token_limit: int, has_pairs: bool = False) -> str:
+def cut_rows_message(tokens: Sequences, max_length: int, token_limit: int, has_pairs: bool = False) -> str:
     """Returns a message if rows are cut, else "".
 
     Args:
@@ -110,7 +111,7 @@ def reported_losses(job: Path) -> list[float]:
 
 
 def loss_fall(losses: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the mean losses of the third and the last quarter of a training that was still falling when it ended.
+    """Returns the mean losses of the last two quarters if the loss was still falling at the end, else None.
 
         falls where   mean(third quarter) - mean(last quarter)  >  2 sqrt(s3^2/n3 + s4^2/n4)
 
@@ -119,7 +120,8 @@ def loss_fall(losses: Sequence[float]) -> tuple[float, float] | None:
     memorises them.
 
     Returns:
-        None if nothing shows a fall, or if a quarter has fewer than MIN_REPORTS_IN_A_QUARTER reports.
+        (mean of the third quarter, mean of the last), or None, also if a quarter has fewer than
+        MIN_REPORTS_IN_A_QUARTER reports.
     """
     count = len(losses) // 4
     if count < MIN_REPORTS_IN_A_QUARTER:
@@ -127,4 +129,4 @@ def loss_fall(losses: Sequence[float]) -> tuple[float, float] | None:
     third, last = np.asarray(losses[-2 * count : -count]), np.asarray(losses[-count:])
     error = math.sqrt((third.var(ddof=1) + last.var(ddof=1)) / count)
     means = float(third.mean()), float(last.mean())
-    return means if means[0] - means[1] > STANDARD_ERRORS * error else None
+    return means if means[0] - means[1] > MIN_FALL_STANDARD_ERRORS * error else None

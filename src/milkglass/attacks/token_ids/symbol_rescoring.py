@@ -1,17 +1,18 @@
-"""Weighs the members of symbols that the symbol decoder lists, by a causal language model.
+"""Rescores, with a causal language model, the tokens that the symbol decoder lists for each place of a text.
 
-The decoder (symbol_decoder.py) gives each place a list of members with their probabilities p. The reader goes through a
-text from left to right with several readings at a time, and finds (`BeamSearch`)
+The decoder (symbol_decoder.py) lists members b of a place's symbol with their probabilities p. A beam search
+(`BeamSearch`) goes through the text from left to right with several readings (hypotheses), and looks for
 
     the reading with the largest sum of   log p(b) + u log (P_reader(b | what precedes) / P_reader(b))
 
-u in STRENGTHS is the one that reads most tokens of held-out public text; with 0 the decoder's own reading stays. The
-listed members then get new probabilities, with the best reading as what precedes,
+P_reader is the causal model's, and P_reader(b) its mean over places. u in TRIED_STRENGTHS is the one that reads most
+tokens of held-out public text; with 0 the decoder's own reading stays. The listed members then get new probabilities,
+given the best reading of what precedes,
 
     log P(b)  =  a log p(b) + u' log (P_reader(b | what precedes) / P_reader(b)) + const,
 
 with the sum of the old ones. u' differs from u, since a text's whole reading is assumed here, errors included. a and u'
-in WEIGHT_PAIRS make the true tokens of that public text least surprising. The guess of a place is the best reading's
+in TRIED_WEIGHTS make the true tokens of that public text least surprising. The guess of a place is the best reading's
 token or the one with the largest P, whichever reads more of that text. If the decoder reads a text badly, the likeliest
 whole text has fewer right tokens than the likeliest tokens one by one.
 
@@ -35,13 +36,13 @@ from milkglass.sequences import Ids, Sequences, batched
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
 
-STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # values of u in the module's formula that are tried
-WEIGHT_PAIRS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
+TRIED_STRENGTHS = (0.0, 0.2, 0.4, 0.6, 1.0)  # values of u in the module's formula that are tried
+TRIED_WEIGHTS = np.array([(a, u) for a in np.linspace(0.4, 1.2, 5) for u in np.linspace(0, 1, 11)])  # a, u'
 MAX_HELD_OUT_TEXTS = 100  # public texts by which u, a and u' are chosen, at most
 TEXTS_TOGETHER = 32  # texts of one beam search: with fewer, the reader's weights are fetched more often
 
 
-def gains_of(reader: CausalReader, batch: ReadBatch, options: Ids, log_mean_probability: Floats) -> Floats:
+def log_likelihood_gains(reader: CausalReader, batch: ReadBatch, options: Ids, log_mean_probability: Floats) -> Floats:
     """Returns (m, k) log (P(first(b) | what precedes) / P(first(b))) of the options b (m, k) at each place.
 
     first(b) is the first of the reader's ids that spell b (decipherment/reader.py). The gain is 0 for an option that is
@@ -102,13 +103,13 @@ class BeamSearch:
         Args:
             options: (b, k) the public ids that the place may be.
             scores: (b, k) what else is known of them, as log-probabilities.
-            weight: u of the class.
-            log_mean_probability: see `gains_of`.
+            weight: u in the class's formula.
+            log_mean_probability: see `log_likelihood_gains`.
         """
         text_count, k = options.shape
         options_of_readings = np.repeat(options, self.width, axis=0)
         batch = ReadBatch(np.arange(len(options_of_readings)), self.states, self.is_joined)
-        gains = gains_of(self.reader, batch, options_of_readings, log_mean_probability).reshape(
+        gains = log_likelihood_gains(self.reader, batch, options_of_readings, log_mean_probability).reshape(
             text_count, self.width, k
         )
         extended_scores = (self.reading_scores[:, :, None] + scores[:, None] + weight * gains).reshape(text_count, -1)
@@ -188,8 +189,8 @@ class PlaceOptions:
 
     Attributes:
         tokens: (total, k) public ids, likeliest first, NO_BELIEF if there are fewer.
-        probabilities: (total, k + 1) their probabilities, 0 where there is none. The last column times a token's weight
-            is the probability of a token that is not listed.
+        probabilities: (total, k + 1) their probabilities, 0 where there is none. The last column, multiplied by a
+            token's weight (`Guess.weights`), is the probability of a token that is not listed.
     """
 
     tokens: Ids
@@ -211,15 +212,15 @@ class PlaceOptions:
 
 
 @dataclass(frozen=True)
-class LanguageReader:
+class LanguageModelRescorer:
     """Chooses among the options of places by a causal reader.
 
     Attributes:
         reader: the causal model with its spelling.
         log_mean_probability: (V,) the logarithm of each id's mean probability.
         width: how many readings of a text go on.
-        strength: u of the module.
-        weights: a and u' of the module.
+        strength: u in the module's formula.
+        weights: a and u' in the module's formula.
         uses_best_reading: whether the guess is the best reading's token; else it is that of the largest P.
     """
 
@@ -240,7 +241,7 @@ class LanguageReader:
         is_counted_token: NDArray[np.bool_],
         budget: Budget,
         rng: np.random.Generator,
-    ) -> LanguageReader:
+    ) -> LanguageModelRescorer:
         """Returns a reader whose u, a and u' read public texts best.
 
         Args:
@@ -262,26 +263,28 @@ class LanguageReader:
             width,
         )
         readings = [
-            replace(unfitted, strength=u).best_readings(texts, listed) for u in STRENGTHS if budget.left() > 0 or not u
+            replace(unfitted, strength=u).best_readings(texts, listed)
+            for u in TRIED_STRENGTHS
+            if budget.left() > 0 or not u
         ]
         is_counted = is_counted_token[texts.ids]
         right_counts = [int((best_reading == texts.ids)[is_counted].sum()) for best_reading in readings]
         best_strength = int(np.argmax(right_counts))
         gains = unfitted.gains(Sequences(readings[best_strength], texts.lengths), listed.tokens)
         is_true = listed.tokens == texts.ids[:, None]
-        reweighed = [listed.reweigh(gains, (a, u)) for a, u in WEIGHT_PAIRS]
+        reweighed = [listed.reweigh(gains, (a, u)) for a, u in TRIED_WEIGHTS]
         best_weights = int(np.argmin([-np.log(probabilities[is_true] + 1e-30).sum() for probabilities in reweighed]))
         likeliest = np.take_along_axis(listed.tokens, reweighed[best_weights].argmax(1)[:, None], 1)[:, 0]
         likeliest_right = int((likeliest == texts.ids)[is_counted].sum())
-        (a, u), uses_best_reading = WEIGHT_PAIRS[best_weights], right_counts[best_strength] >= likeliest_right
+        (a, u), uses_best_reading = TRIED_WEIGHTS[best_weights], right_counts[best_strength] >= likeliest_right
         return replace(
             unfitted,
-            strength=STRENGTHS[best_strength],
+            strength=TRIED_STRENGTHS[best_strength],
             weights=(float(a), float(u)),
             uses_best_reading=uses_best_reading,
         )
 
-    def read(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
+    def rescore(self, texts: Sequences, listed: PlaceOptions, budget: Budget) -> PlaceOptions:
         """Returns the options in a new order with new probabilities, unchanged for texts that time does not reach."""
         tokens, probabilities = listed.tokens.copy(), listed.probabilities.copy()
         for text_indices in batched(np.argsort(texts.lengths, kind="stable").tolist(), TEXTS_TOGETHER):
@@ -326,8 +329,13 @@ class LanguageReader:
         return read_tokens
 
     def gains(self, reading: Sequences, options: Ids) -> Floats:
-        """Returns (total, k) the gains (`gains_of`) of the options at each place, after the reading before it."""
+        """Returns (total, k) the gains of the options at each place, given the reading before it.
+
+        The gains are those of `log_likelihood_gains`.
+        """
         gains = np.zeros(options.shape)
         for batch in self.reader.read_texts(reading, np.arange(len(reading))):
-            gains[batch.places] = gains_of(self.reader, batch, options[batch.places], self.log_mean_probability)
+            gains[batch.places] = log_likelihood_gains(
+                self.reader, batch, options[batch.places], self.log_mean_probability
+            )
         return gains

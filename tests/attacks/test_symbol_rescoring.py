@@ -13,7 +13,12 @@ from transformers import LlamaForCausalLM
 
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, Spelling
 from milkglass.attacks.token_ids.symbol_decoder import SymbolDecoder
-from milkglass.attacks.token_ids.symbol_language import BeamSearch, LanguageReader, PlaceOptions, gains_of
+from milkglass.attacks.token_ids.symbol_rescoring import (
+    BeamSearch,
+    LanguageModelRescorer,
+    PlaceOptions,
+    log_likelihood_gains,
+)
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not
@@ -139,7 +144,7 @@ def test_the_strength_is_chosen_by_the_tokens_that_count(llama: LlamaForCausalLM
 
     def strength(counted: np.ndarray) -> float:
         draws, those = np.random.default_rng(0), PlaceOptions(options, chances)
-        return LanguageReader.fit(reader, 8, texts, those, counted, Budget(), draws).strength
+        return LanguageModelRescorer.fit(reader, 8, texts, those, counted, Budget(), draws).strength
 
     assert strength(np.arange(N) < START) == 0
     assert strength(np.arange(N) >= START) > 0
@@ -194,7 +199,7 @@ def test_a_beam_reads_words_of_several_ids_as_the_whole_text_is_read(llama: Llam
         beam.grow(options[:, place], scores[:, place], 1.0, common)
     reading = Sequences(beam.best_readings()[0], np.array([6]))
     read = list(reader.read_texts(reading, np.array([0])))
-    again = sum(gains_of(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
+    again = sum(log_likelihood_gains(reader, one, reading.ids[one.places][:, None], common).sum() for one in read)
     assert beam.reading_scores.max() == pytest.approx(again, abs=1e-3)
 
 
@@ -211,8 +216,10 @@ def test_a_text_that_is_longer_than_the_reader_goes_on(llama: LlamaForCausalLM) 
 
 def test_places_with_nothing_listed_stay_empty(llama: LlamaForCausalLM) -> None:
     options = np.array([[20, 21], [NO_BELIEF, NO_BELIEF], [30, NO_BELIEF]])
-    it = LanguageReader(CausalReader(view(llama), Spelling.identity(N), Budget()), np.zeros(N), 4, 1.0, (1.0, 1.0))
-    found = it.read(Sequences(np.zeros(3, np.int64), np.array([3])), listed(options), Budget())
+    it = LanguageModelRescorer(
+        CausalReader(view(llama), Spelling.identity(N), Budget()), np.zeros(N), 4, 1.0, (1.0, 1.0)
+    )
+    found = it.rescore(Sequences(np.zeros(3, np.int64), np.array([3])), listed(options), Budget())
     assert sorted(found.tokens[0].tolist()) == [20, 21]
     assert found.tokens[1:].tolist() == options[1:].tolist()
     assert found.probabilities.sum(1).tolist() == pytest.approx([1, 0, 1])

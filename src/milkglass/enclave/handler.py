@@ -59,7 +59,7 @@ class EnclaveHandler:
         """
         name = request.pop("call")
         calls: dict[str, Callable[..., Reply]] = {
-            "challenge": self._challenge, "release": self._release, "lists": self._lists, "open": self._unseal,
+            "challenge": self._challenge, "release": self._release, "lists": self._build_lists, "open": self._open,
             "prompt": self._prompt, "rows": self._rows, "decode": self._decode, "state": self._state,
         }  # fmt: skip
         if name not in calls:
@@ -93,7 +93,7 @@ class EnclaveHandler:
         self._sealing_key = attestation.sealing_key(attestation.machine_secret(self.kind, secret), self.measurement)
         return {**self._describe(package), "files": package.files}, b""
 
-    def _lists(self, content: bytes, k: int) -> Reply:
+    def _build_lists(self, content: bytes, k: int) -> Reply:
         """Computes the candidate lists of the released table. Returns the package and the first state, sealed.
 
         Without a state the table does not open.
@@ -109,7 +109,7 @@ class EnclaveHandler:
         return {"state": state.hex()}, sealed
 
     # --- opening ------------------------------------------------------------------------------------------------------
-    def _unseal(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
+    def _open(self, content: bytes, secret: str, state: str, tokenizer: str, counts: list[int]) -> Reply:
         """Opens the sealed table. This works once, since a second opening could restore an older state."""
         if self._open_table is not None:
             raise EnclaveError("the enclave holds a table already", "start another enclave")
@@ -143,7 +143,10 @@ class EnclaveHandler:
         return float(document["level"]), bytes.fromhex(document["root"])
 
     def _state(self, content: bytes) -> Reply:
-        """Returns the sealed state, which must survive a restart. Rows that leave later are charged again."""
+        """Returns the sealed state, which the host keeps for the next start.
+
+        Rows that were charged and have not left are back in its budget.
+        """
         return {}, self._seal(self._table.budget.refund(), self._table.root)
 
     def _seal(self, level: float, root: bytes) -> bytes:
@@ -170,7 +173,7 @@ class EnclaveHandler:
         return self._open_table
 
     def _prompt(self, content: bytes, special: bool, limit: int, **settings: Any) -> Reply:
-        """Sanitizes a prompt, whose pieces `prompt.to_json` wrote, and returns its vectors.
+        """Sanitizes a prompt and returns its vectors. `content` is what `prompt.to_json` wrote.
 
         With `special`, the tokenizer's special tokens are put around the prompt.
         """
@@ -189,7 +192,7 @@ class EnclaveHandler:
 
 @dataclass(frozen=True)
 class OpenTable:
-    """Gives out rows of an open table, and sanitizes prompts.
+    """Sanitizes prompts with an open table, and gives out its rows within the budget.
 
     Attributes:
         package: the table, its candidate lists and its limits.

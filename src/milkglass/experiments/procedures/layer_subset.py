@@ -20,12 +20,12 @@ LAYER_IN_NAME = re.compile(r"(?:^|(?<=\.))(layers|h)\.(\d+)(?=\.)")
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "n_layer")
 
 
-def require_layers(base: Checkpoint, layer_numbers: Sequence[int]) -> str:
-    """Returns the name of the config's field that counts the layers.
+def layer_count_field(base: Checkpoint, layer_numbers: Sequence[int]) -> str:
+    """Returns the config's field that counts the layers, after checking that the model has these layers.
 
     Raises:
         UsageError: the numbers are not ascending, or the model lacks such a layer.
-        UnsupportedModel: the tensors' names do not tell their layer.
+        UnsupportedModel: the model's layers are not numbered in its tensors' names.
     """
     count_field = next((entry for entry in LAYER_COUNT_FIELDS if entry in base.config), None)
     if count_field is None or not any(LAYER_IN_NAME.search(tensor_name) for tensor_name in base.tensors):
@@ -51,9 +51,9 @@ def write_layer_subset(base: Checkpoint, layer_numbers: Sequence[int], folder: P
         folder: the folder to write.
 
     Raises:
-        UsageError, UnsupportedModel: see `require_layers`.
+        UsageError, UnsupportedModel: see `layer_count_field`.
     """
-    count_field = require_layers(base, layer_numbers)
+    count_field = layer_count_field(base, layer_numbers)
     new_numbers = {number: new_number for new_number, number in enumerate(layer_numbers)}
     tensors = {}
     for tensor_name in base.tensors:
