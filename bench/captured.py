@@ -37,7 +37,7 @@ from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import code_version
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.papers import Paper
@@ -199,7 +199,7 @@ def main(words: Sequence[str]) -> None:
     given = parser.parse_args(words)
     if given.only and given.out is None:
         parser.error("--only measures a part: give it an --out of its own")
-    base = Checkpoint.open(resolve(given.model))
+    base = Checkpoint.open(resolve_model(given.model))
     texts = [one.text for one in read_texts(DataFile(given.rows))][: given.count]
     chosen = [one for one in defences() if not given.only or one in given.only.split(",")]
     made, started, figures = code_version(), time.monotonic(), list[ResultRecord]()

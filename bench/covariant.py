@@ -49,7 +49,7 @@ from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.experiments.runs import code_version
 from milkglass.metrics.interval import Interval, resample
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.rows.data_file import DataFile
@@ -179,7 +179,7 @@ def main() -> None:
         figures[name] = {part: round(float(one), 4) for part, one in value.items()}
         print(f"{name}: {figures[name]}", flush=True)
 
-    base = Checkpoint.open(resolve(given.model))
+    base = Checkpoint.open(resolve_model(given.model))
     digest = base.digest()
     ids = windows(base, given.text, given.windows, given.length) if given.text else None
     asked = Questions.read(given.ifeval, given.ifeval_rows, given.summaries, given.summary_rows)

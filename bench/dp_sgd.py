@@ -17,7 +17,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant  # type: ignore[impo
 from opacus.grad_sample import GradSampleModule  # type: ignore[import-not-found]
 
 from milkglass.gradient_defences.dp_sgd import epsilon_after_steps
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.threat.training_step import SharedStep, pad_texts
 
 TEXTS = 8
@@ -25,7 +25,7 @@ TEXTS = 8
 
 def main(model: str) -> None:
     torch.manual_seed(0)
-    step = SharedStep.open(resolve(model))
+    step = SharedStep.open(resolve_model(model))
     given = [torch.randint(1000, len(step.table), (6 + i,)).tolist() for i in range(TEXTS)]
     ids, mask = pad_texts(given, pad_id=0)
     labels = torch.arange(TEXTS) % 2

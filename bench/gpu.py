@@ -53,7 +53,7 @@ from milkglass.experiments.record import ResultRecord, read_records
 from milkglass.experiments.runs import code_version
 from milkglass.lab import audit_defence
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.rows.examples import read_examples
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.server.jobs import lora
@@ -109,7 +109,7 @@ def attacked(name: str, device: str, texts: list[str]) -> tuple[float, float]:
     """Returns the seconds, by the clock, of an audit with one attack, and which share of the tokens it reads."""
     os.environ[DEVICE_VARIABLE] = device  # of this process, which has computed nothing yet
     attack = InvBert(epochs=1) if name == "invbert" else ATTACKS[name]
-    base = Checkpoint.open(resolve("demo:minilm"))
+    base = Checkpoint.open(resolve_model("demo:minilm"))
     private, public = texts[:PRIVATE], texts[PRIVATE:]
     corpus = LabelledTexts(tuple(public), tuple([0, 1] * (PUBLIC // 2)))
     defence = TableDefence(ObfusLM(k=10, epsilon=0.1))

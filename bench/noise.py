@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.noise import grid, rounded
 from milkglass.noise.stream import Stream
 from milkglass.threat.training_step import SharedStep, pad_texts
@@ -48,7 +48,7 @@ def main() -> None:
         print(
             f"{sample.__name__}: {COUNT / exact / 1e6:.1f} million exact samples/s, {exact / plain:.1f} x torch.randn"
         )
-    step = SharedStep.open(resolve("demo:minilm"), "classification", 2, 0)
+    step = SharedStep.open(resolve_model("demo:minilm"), "classification", 2, 0)
     ids, mask = pad_texts([list(range(2000, 2032))] * 8, pad_id=0)
     targets = torch.zeros(8, dtype=torch.long)
     taken = median(lambda: step.gradient(ids, mask, targets), 3)

@@ -79,17 +79,17 @@ def proxy(listener: socket.socket, url: str, key: Any) -> None:
 def _key() -> Any:
     from milkglass.client.key.key import Key, KeyInfo
     from milkglass.client.layout import tokenizer_digest
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
 
-    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(resolve("demo:smollm2"))})
+    info = KeyInfo({"tokenizer_sha256": tokenizer_digest(resolve_model("demo:smollm2"))})
     return Key.new("sha256:bench", 49_152, (), info)
 
 
 def _codec(key: Any) -> Any:
     from milkglass.client.codec.codec import Codec
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
 
-    return Codec.open(key, resolve("demo:smollm2"))
+    return Codec.open(key, resolve_model("demo:smollm2"))
 
 
 def with_tokens(body: dict[str, Any], count: int) -> dict[str, Any]:

@@ -49,12 +49,12 @@ def opened(name: str) -> Any:
     """The training step of a model: of a folder or a demo model, or of random weights of a width."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.threat.training_step import SharedStep
 
     kind, _, width = name.partition(":")
     if kind != "random":
-        return SharedStep.open(resolve(name))
+        return SharedStep.open(resolve_model(name))
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=int(width), intermediate_size=int(width), num_hidden_layers=2,
         num_attention_heads=HEADS, num_key_value_heads=HEADS, pad_token_id=0, attn_implementation="eager",

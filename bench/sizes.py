@@ -36,7 +36,7 @@ from milkglass.attest.sources import EvidenceSource, Software
 from milkglass.audit.records import EncryptedAnswers
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import code_version
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.sequences import Sequences
 from milkglass.server.process import WebServer
 from milkglass.server.settings import Limits
@@ -102,8 +102,8 @@ def generated(folder: Path) -> list[dict[str, Any]]:
         return list(json.loads(path.read_text("utf-8")))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(resolve("demo:smollm2"))
-    tokenizer = AutoTokenizer.from_pretrained(resolve("demo:smollm2"), padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("demo:smollm2"))
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("demo:smollm2"), padding_side="left")
     torch.manual_seed(0)
     found = list[dict[str, Any]]()
     for number, (topic, template) in enumerate(TOPICS.items()):

@@ -29,7 +29,7 @@ from frame.result import listed
 
 from milkglass.attacks.hidden_states.span_membership import SpanMembership, SpanReader
 from milkglass.experiments.runs import code_version
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.noise.root import MixingMatrix, NoiseStream
@@ -89,7 +89,7 @@ class Victim:
     def __init__(self, name: str, texts: Sequence[str]) -> None:
         from transformers import AutoModel
 
-        folder = resolve(name)
+        folder = resolve_model(name)
         self.public = Model.open(folder)
         self.model = AutoModel.from_pretrained(str(folder), dtype=torch.float32, local_files_only=True).eval()
         tokenizer = load_tokenizer(folder)

@@ -54,7 +54,7 @@ from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_
 from milkglass.experiments.runs import code_version
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream
@@ -133,7 +133,7 @@ class Bench:
     """One model, served and unsplit."""
 
     def __init__(self, model: str, length: int, tokens: int, url: str, token: str, home: Path) -> None:
-        source = resolve(model)
+        source = resolve_model(model)
         checkpoint = Checkpoint.open(source)
         self.table = checkpoint.read(family_of(checkpoint.config).locate(checkpoint).table)
         network = language_model(checkpoint).eval()
@@ -220,7 +220,7 @@ def started(model: str, home: Path) -> tuple[subprocess.Popen[str], str, str]:
 def of_shape(work: Path, model: str, shape: str, layers: int) -> Path:
     """Makes a Llama with random weights, and with the tokenizer and the special tokens of `model`."""
     work.mkdir(parents=True, exist_ok=True)
-    source = resolve(model)
+    source = resolve_model(model)
     config = Checkpoint.open(source).config
     ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
     folder = work / f"llama-{shape}-{layers}"

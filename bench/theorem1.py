@@ -26,7 +26,7 @@ from milkglass.attacks.embeddings.matching import ClusterBatch, log_likelihood
 from milkglass.client.special_tokens import reserved_ids
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.noise.stream import Stream
 from milkglass.schemes.clustering import embed_cluster, weight_synth
 
@@ -36,7 +36,7 @@ BATCH = 400  # clusters at a time
 
 def measured(model: str, k: int, beta: float, keys: int) -> dict[str, dict[str, float]]:
     """The figures by name: percent, or cosines. "+-" is half of Student's 95-percent interval of the mean over keys."""
-    base = Checkpoint.open(resolve(model))
+    base = Checkpoint.open(resolve_model(model))
     table = base.read(architecture_of(base).table).float()
     rows = np.setdiff1d(np.arange(len(table)), reserved_ids(base, len(table)))
     found: dict[str, list[float]] = {}

@@ -16,7 +16,7 @@ from getpass import getpass
 from pathlib import Path
 
 import milkglass
-from milkglass import Checkpoint, ObfusLM, new_key, resolve, scramble, verify, write_key
+from milkglass import Checkpoint, ObfusLM, new_key, resolve_model, scramble, verify, write_key
 
 USAGE = "usage: python audit_notebook.py MODEL ROWS OUT [BUDGET]"
 words = sys.argv[1:]
@@ -46,7 +46,7 @@ print(compared["verdict"][0])
 
 # %%
 scheme = ObfusLM(k=4, epsilon=1.0, beta=0.9)
-base = Checkpoint.open(resolve(model))
+base = Checkpoint.open(resolve_model(model))
 key = new_key(base, model, scheme, base.digest())
 write_key(out / "audited.mgkey", key, passphrase)
 scramble(base, key, out / "scrambled")

@@ -7,11 +7,11 @@ import json
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 
 
 def real_codec(ref: str) -> Codec:
     """A new key of such a model, such as "demo:smollm2"."""
-    folder = resolve(ref)
+    folder = resolve_model(ref)
     size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
     return Codec.open(Key.new("sha256:test", size, (), KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})), folder)

@@ -11,7 +11,7 @@ from frame.rounds import seconds
 from numpy.typing import NDArray
 
 from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.schemes.clustering import zero_rows
 from milkglass.schemes.obfuslm import ObfusLM
@@ -30,7 +30,7 @@ def measure(quick: bool) -> Iterator[Figure]:
     differences, and what else the machine did only adds to each, so that the least of three counts. Each public text is
     as long as the private one."""
     counts = [one // 100 for one in COUNTS] if quick else COUNTS
-    model = Model.open(resolve("demo:minilm"))
+    model = Model.open(resolve_model("demo:minilm"))
     candidates, sigma = _clusters(model)
     texts = [(sentences(count, sigma, 1), sentences(count, sigma, 2)) for count in counts]
 

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.generate import new_key
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 
 
 def measure(quick: bool) -> Iterator[Figure]:
-    base = Checkpoint.open(resolve("demo:minilm"))
+    base = Checkpoint.open(resolve_model("demo:minilm"))
     codec = Codec.open(new_key(base, "demo:minilm", None, base.digest()), base.folder)
     bare, raw = load_tokenizer(base.folder), _raw(base.folder)
     texts = tickets(300 if quick else 5_000)

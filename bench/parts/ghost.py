@@ -17,7 +17,7 @@ from frame.reference import literal
 from frame.rounds import interleaved, seconds
 
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.torch_model import body
 from milkglass.sanitizers.ghost.ghost import Ghost
 from milkglass.sanitizers.ghost.search import Shadows, ShadowSearchSettings, find_shadows, lemmas_of
@@ -29,7 +29,7 @@ SAMPLE = 3  # tokens that the literal program searches too
 
 
 def measure(quick: bool) -> Iterator[Figure]:
-    folder = resolve("demo:minilm")
+    folder = resolve_model("demo:minilm")
     yield _search(folder, 1 if quick else 5)
     with tempfile.TemporaryDirectory() as kept:
         ghost = Ghost.open(folder, name="demo:minilm", cache_folder=Path(kept))

@@ -11,7 +11,7 @@ from frame.reference import literal
 from frame.rounds import interleaved, seconds
 from numpy.typing import NDArray
 
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.nearest.all_rows import group_rows, nearest
 from milkglass.nearest.top_k import ExactIndex
 from milkglass.sanitizers.table import open_table
@@ -22,7 +22,7 @@ K, GROUP, TOP, SAMPLE = 30, 20, 10, 100  # candidates of RNM, of CUSTEXT, of the
 
 def measure(quick: bool) -> Iterator[Figure]:
     rows, rounds, threads = 3000 if quick else None, 2 if quick else 5, torch.get_num_threads()
-    vectors = np.ascontiguousarray(open_table(resolve("demo:minilm"))[1][:rows])
+    vectors = np.ascontiguousarray(open_table(resolve_model("demo:minilm"))[1][:rows])
     n, d = vectors.shape
     note = f"{n:,} x {d}, k = "
     ours = tuple(seconds(lambda: nearest(vectors, K)) for _ in range(rounds))

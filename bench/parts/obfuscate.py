@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.nearest.products import in_onednn_layout, onednn_linear
 from milkglass.schemes.obfuslm import ObfusLM
 
@@ -49,7 +49,7 @@ def measure(quick: bool) -> Iterator[Figure]:
 
 
 def _table(rows: int | None) -> tuple[torch.Tensor, NDArray[np.int64]]:
-    base = Checkpoint.open(resolve("demo:minilm"))
+    base = Checkpoint.open(resolve_model("demo:minilm"))
     table = base.read(architecture_of(base).table)[:rows].clone()
     return table, np.random.default_rng(0).permutation(len(table))
 

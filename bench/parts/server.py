@@ -23,7 +23,7 @@ from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.server.spec import Hyperparameters
 from milkglass.server.training import load_model
 from parts import fine_tuning
@@ -34,7 +34,7 @@ PLAIN, BATCH, LENGTH, PROMPT, NEW = "plain weights", 32, 64, 32, 32
 def measure(quick: bool) -> Iterator[Figure]:
     rounds, threads = 2 if quick else 9, torch.get_num_threads()
     with tempfile.TemporaryDirectory(prefix="milkglass-bench-") as scratch:
-        base, out = Checkpoint.open(resolve("demo:minilm")), Path(scratch, "minilm")
+        base, out = Checkpoint.open(resolve_model("demo:minilm")), Path(scratch, "minilm")
         key = new_key(base, "demo:minilm", None, base.digest())
         scramble(base, key, out)
         yield from _encoder(base, key, out, rounds, threads)
@@ -89,7 +89,7 @@ def _job(data: fine_tuning.Data, rounds: int, threads: int) -> Figure:
 
 def _decoder(scratch: Path, rounds: int, threads: int) -> Figure:
     """Tokens a second of SmolLM2 through the server's own scheduler. Answers differ, and are equally long."""
-    base = Checkpoint.open(resolve("demo:smollm2"))
+    base = Checkpoint.open(resolve_model("demo:smollm2"))
     key = new_key(base, "demo:smollm2", None, base.digest())
     scramble(base, key, scratch / "smollm2")
     ids = np.random.default_rng(0).integers(20, len(key.first_ids), (8, PROMPT))

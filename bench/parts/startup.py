@@ -19,7 +19,7 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.remote.remote import Remote, Sampling
 from milkglass.demo.run import ServerProcess
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.schemes.permuted import Permuted
 
 PASSPHRASE = "a bench has no secrets: seven plain words here"
@@ -74,7 +74,7 @@ def _obfuscating(folder: Path) -> Callable[[], object]:
 
 def _answering(folder: Path) -> Callable[[], object]:
     """The server has the model on its disk, and the system most likely in its cache of files."""
-    base = Checkpoint.open(resolve("demo:smollm2"))
+    base = Checkpoint.open(resolve_model("demo:smollm2"))
     key, numbers = new_key(base, "demo:smollm2", Permuted(), base.digest()), count()
     scramble(base, key, folder / "smollm2")
     prompt = key.first_ids[20:52].tolist()

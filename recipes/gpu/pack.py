@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments.runs import code_version
-from milkglass.models.resolve import EMBEDDED, resolve
+from milkglass.models.resolve import EMBEDDED, resolve_model
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -122,7 +122,7 @@ def contents(staged: Path, asked: argparse.Namespace) -> Iterator[tuple[str, Pat
     if asked.wheels is None:
         downloaded(folders["wheels"], asked.python)
     for ref in asked.model:
-        folder = resolve(ref)
+        folder = resolve_model(ref)
         if ref not in EMBEDDED:
             raise UsageError(f"{ref} is not embedded", f"it can be packed: {', '.join(EMBEDDED)}")
         folders[f"cache/models/{folder.name}"] = folder

@@ -4,7 +4,7 @@ The public surface, on one page. Everything else may change between versions.
 
     Session.open(key, passphrase, server)     a key, its codec and a server: classify, generate, chat, finetune
     AsyncSession.open(...)                    the same for asyncio: its verbs are awaited
-    resolve(ref) -> Path                      a model's local folder
+    resolve_model(ref) -> Path                a model's local folder
     Checkpoint.open(folder) -> Checkpoint     its config and where its tensors lie
     ObfusLM(k, epsilon, ...)                  the scheme
     Key; new_key, read_key, write_key         the key and its sealed file
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from milkglass.client.session import Session
     from milkglass.errors import MilkglassError
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.proxy.transport import NOWHERE, async_transport, transport
     from milkglass.rows.data_file import DataFile
     from milkglass.schemes.obfuslm import ObfusLM
@@ -61,7 +61,7 @@ _MODULE_OF = {
     "async_transport": "milkglass.proxy.transport",
     "new_key": "milkglass.client.key.generate",
     "read_key": "milkglass.client.key.file",
-    "resolve": "milkglass.models.resolve",
+    "resolve_model": "milkglass.models.resolve",
     "scramble": "milkglass.client.obfuscate.scramble",
     "transport": "milkglass.proxy.transport",
     "verify": "milkglass.client.obfuscate.verify",
@@ -83,7 +83,7 @@ __all__ = [
     "audit_key",
     "new_key",
     "read_key",
-    "resolve",
+    "resolve_model",
     "scramble",
     "transport",
     "verify",

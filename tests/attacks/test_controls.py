@@ -28,7 +28,7 @@ from milkglass.attacks.embeddings.known_weight import KnownWeight
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.token_ids.sda import SDA
 from milkglass.metrics.recovery import Recovery
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model, overlay_tensors
 from milkglass.schemes.obfuslm import ObfusLM
 from milkglass.schemes.sentinel import SentinelLMs
@@ -81,7 +81,7 @@ SMALLER: dict[str, Attack] = {
 
 @cache
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(resolve("demo:minilm") / "tokenizer.json"))
+    return Tokenizer.from_file(str(resolve_model("demo:minilm") / "tokenizer.json"))
 
 
 @cache
@@ -127,7 +127,7 @@ class Real:
 
 @cache
 def real(size: int) -> Real:
-    whole, sent, known = Model.open(resolve("demo:minilm")), texts("test"), texts("train")
+    whole, sent, known = Model.open(resolve_model("demo:minilm")), texts("test"), texts("train")
     if size == ALL:
         return Real(whole, np.arange(ALL), sent, known)
     used = np.unique(np.concatenate([sent.ids, known.ids]))

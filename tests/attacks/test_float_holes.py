@@ -20,7 +20,7 @@ from milkglass.attacks.hidden_states.float_holes import FloatHoles
 from milkglass.hidden_states.dp_forward import DPForward
 from milkglass.hidden_states.textobfuscator import TextObfuscator
 from milkglass.metrics.interval import Interval
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseStream
@@ -149,7 +149,7 @@ def test_where_it_does_not_apply(public: Model) -> None:
 # --- the claim --------------------------------------------------------------------------------------------------------
 @cache
 def minilm() -> Model:
-    return Model.open(resolve("demo:minilm"))
+    return Model.open(resolve_model("demo:minilm"))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords, mean_states
 from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
 from milkglass.attacks.hidden_states.near_hidden import NearHidden, common_ends
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack, why_not
@@ -65,7 +65,7 @@ def test_embeddings_that_are_not_disturbed_are_read(publics: dict[str, Model], n
 @pytest.mark.slow
 def test_embeddings_of_a_real_model_are_read() -> None:
     """MiniLM's, of 30,522 tokens; ids drawn from all that have letters of their own."""
-    public, rng = Model.open(resolve("demo:minilm")), np.random.default_rng(0)
+    public, rng = Model.open(resolve_model("demo:minilm")), np.random.default_rng(0)
     texts = Sequences.of(rng.integers(1000, 30_522, 12) for _ in range(20))
     seen = Activations(hidden(body(public, 1), texts, 0), texts.lengths, 0)
     guess = NearHidden()(Transcript((seen,), 30_522), Knowledge(public_model=public), Budget(), rng)

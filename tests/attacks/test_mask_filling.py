@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from milkglass.attacks.token_ids.decipherment.reader import CausalReader, tokenizer_of
 from milkglass.attacks.token_ids.mask_filling import MaskFilling, find_masks, hidden_spans
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import why_not
@@ -25,7 +25,7 @@ DAYS, CITIES = ("monday", "friday"), ("paris", "boston", "tokyo")
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return tokenizer_of(resolve("demo:minilm"))
+    return tokenizer_of(resolve_model("demo:minilm"))
 
 
 def ids_of(tokenizer: Tokenizer, texts: list[str]) -> Sequences:
@@ -79,7 +79,7 @@ def scene(
 ) -> tuple[Transcript, Knowledge, Sequences, Ids]:
     own, sent, origin = masked(tokenizer, private)
     corpus, other, places = masked(tokenizer, public)
-    model = Model.open(resolve("demo:minilm"))
+    model = Model.open(resolve_model("demo:minilm"))
     knowledge = Knowledge(public_model=model, corpus=corpus, rehearse=lambda texts, seed: (other, places))
     return Transcript((Tokens(sent),), model.vocab_size), knowledge, own, origin
 

@@ -21,7 +21,7 @@ from milkglass.attacks.hidden_states.neuron_alignment import (
 from milkglass.client.key.generate import new_key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.schemes.aloepri import AloePri
 from milkglass.schemes.orthogonal import Orthogonal
@@ -220,7 +220,7 @@ def test_at_its_published_settings_aloepri_hides_no_ids_of_a_real_model(
 ) -> None:
     """SmolLM2: the first guess of all ids, without a word of text. Fifteen of its tokens have the row of another. A
     later layer reads less, since noise goes through those before it."""
-    base = Checkpoint.open(resolve("demo:smollm2"))
+    base = Checkpoint.open(resolve_model("demo:smollm2"))
     transcript, sigma = uploaded(base, AloePri(), tmp_path / "out")
     known = Knowledge(public_model=Model.open(base.folder))
     table = NeuronAlignment(layer=layer)(transcript, known, Budget(), np.random.default_rng(1)).by_id

@@ -18,7 +18,7 @@ from milkglass.attacks.gradients.seed_search import SeedSearch, outputs, search
 from milkglass.gradient_defences.defence import GradientDefence, NoDefence, share_gradient
 from milkglass.gradient_defences.dp_sgd import DPSGD
 from milkglass.gradient_defences.noise import GaussianNoise, LaplaceNoise
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.noise.stream import Stream
 from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
@@ -160,7 +160,7 @@ def test_where_they_do_not_apply() -> None:
 @pytest.mark.timeout(3600)
 def test_many_seeds_of_a_real_models_gradient() -> None:
     """As the federated server sees dp-sgd's update of MiniLM; of the seed 6 bits are known, to save time."""
-    there = SharedStep.open(resolve("demo:minilm"), "classification", 2, 0)
+    there = SharedStep.open(resolve_model("demo:minilm"), "classification", 2, 0)
     texts = [[101, 5776, 2003, 9820, 102], [101, 4604, 4278, 9944, 102]]
     ids, mask = pad_texts(texts, pad_id=0)
     seen = share_gradient(there, ids, mask, torch.tensor([0, 1]), NoDefence(), 0, Stream.of_seed(0))

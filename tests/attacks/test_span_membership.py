@@ -12,7 +12,7 @@ from milkglass.attacks.gradients.spans import EDGE_FACTOR, span_of_sent_rows
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.span_membership import SpanMembership
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.noise.root import MixingMatrix, NoiseStream
 from milkglass.sequences import Ids, Sequences
@@ -211,7 +211,7 @@ def test_the_units_are_those_of_the_errors() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "shields"), [("demo:minilm", 0), ("demo:minilm", 2), ("demo:smollm2", 0)])
 def test_real_models_are_read(name: str, shields: int) -> None:
-    public, rng = Model.open(resolve(name)), np.random.default_rng(0)
+    public, rng = Model.open(resolve_model(name)), np.random.default_rng(0)
     ids = Sequences.of(rng.integers(1000, 30_000, 12) for _ in range(3))
     seen = sent(public, ids, shields=shields)
     guess = SpanMembership()(Transcript((seen,), 60_000), Knowledge(public_model=public), Budget(), rng)

@@ -24,7 +24,7 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.observations import Activations, Tokens
@@ -65,7 +65,7 @@ def best_of(base: Checkpoint, path: Path, *names: str, layer: int = 0) -> dict[s
 def test_the_public_models_own_ids_are_read_whole(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)
     assert best_of(base, path, "as-it-is")["as-it-is, model only"] == 1
-    minilm = Checkpoint.open(resolve("demo:minilm"))
+    minilm = Checkpoint.open(resolve_model("demo:minilm"))
     bare = captured(tmp_path / "bare.jsonl", public_codec(minilm), lambda ids: ids[1:-1])
     assert best_of(minilm, bare, "as-it-is")["as-it-is, model only"] == 1, "a client may leave special tokens out"
 
@@ -240,10 +240,12 @@ def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: 
     path = tmp_path / "encoded.jsonl"
     path.write_text("".join(json.dumps({"text": one, "sent": sent}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match=named):
-        scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1)
+        scene_of(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1)
     rows = [{"text": one, "sent": sent if number == 0 else one} for number, one in enumerate(TEXTS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    assert scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1), "one such row among many is read"
+    assert scene_of(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1), (
+        "one such row among many is read"
+    )
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def test_words_that_are_spelled_otherwise_are_refused_in_place_of_called_hidden(
     path = tmp_path / "spelled.jsonl"
     path.write_text("".join(json.dumps({"text": one, "sent": spell(one)}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match="times as many tokens"):
-        scene_of(Checkpoint.open(resolve("demo:minilm")), read_captured(path), 1)
+        scene_of(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1)
 
 
 def test_the_size_of_an_id_costs_an_attack_no_time(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def test_the_size_of_an_id_costs_an_attack_no_time(base: Checkpoint, codec: Code
 
 def test_a_text_behind_many_other_words_is_read(tmp_path: Path) -> None:
     """What was sent may be longer than what the model reads: all of it crossed."""
-    path, minilm = tmp_path / "behind.jsonl", Checkpoint.open(resolve("demo:minilm"))
+    path, minilm = tmp_path / "behind.jsonl", Checkpoint.open(resolve_model("demo:minilm"))
     rows = [{"text": one, "sent": "harbour " * 700 + one} for one in TEXTS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     assert best_of(minilm, path, "as-it-is")["as-it-is, model only"] == 1

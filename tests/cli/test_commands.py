@@ -68,7 +68,7 @@ def test_interruption(encoder: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("milkglass.models.resolve.resolve", interrupt)
+    monkeypatch.setattr("milkglass.models.resolve.resolve_model", interrupt)
     result = call("models", "demo:minilm")
     assert result.exit_code == 130 and result.stderr == "interrupted\n"
 
@@ -158,7 +158,7 @@ def test_the_passphrase_is_asked_before_bars_are_drawn(
     monkeypatch.setattr("milkglass.cli.obfuscate.progress_bars", bars)
     monkeypatch.setattr("milkglass.cli.ui.passphrase._has_terminal", lambda: True)
     monkeypatch.setattr("getpass.getpass", ask)
-    monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: encoder.model)
+    monkeypatch.setattr("milkglass.models.resolve.resolve_model", lambda ref: encoder.model)
     unpacked = ["bars", "prepare demo:minilm", "closed"]  # the first time this takes long
     for number, (model, expected) in enumerate(
         (
@@ -455,12 +455,12 @@ def test_serve_refuses_a_network_without_tls(tmp_path: Path) -> None:
 
 def test_serve_takes_base_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import milkglass.server.app
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
 
     started: list[Any] = []
     monkeypatch.setattr(milkglass.server.app, "serve", lambda settings, on_ready: started.append(settings))
     result = call("serve", "--base-models", "demo:minilm", "--base-models", tmp_path, "--home", tmp_path / "h")
-    assert result.exit_code == 0 and started[0].base_models == (resolve("demo:minilm"), tmp_path)
+    assert result.exit_code == 0 and started[0].base_models == (resolve_model("demo:minilm"), tmp_path)
     assert "home:" not in result.stderr  # nothing was served
     refused(call("serve", "--base-models", "demo:no", "--home", tmp_path / "h"), 3, "no embedded model")
 

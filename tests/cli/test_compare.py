@@ -66,7 +66,7 @@ from milkglass.experiments.record import numbers_by_name, read_records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.rows.data_file import DataFile
 from milkglass.server.jobs.needs import size_text
 from milkglass.server.settings import bytes_on_disk
@@ -134,7 +134,7 @@ def test_of_a_pair_that_is_cut_the_longer_text_is_cut_first(tmp_path: Path) -> N
 
 def test_tokens_that_the_model_does_not_know_are_reported() -> None:
     """Of a language that a vocabulary lacks, little is read and little is learnt, which is no protection."""
-    base = Checkpoint.open(resolve("demo:minilm"))
+    base = Checkpoint.open(resolve_model("demo:minilm"))
     english, other = ["the wound is open again"] * 30, ["\U0001f9ff \U0001f9ff open"] * 30
     assert unknown_tokens_message(base, row_token_ids(base, LabelledTexts(english, [0] * 30))) == ""
     assert unknown_tokens_message(base, row_token_ids(base, LabelledTexts([*english, *other], [0] * 60))).startswith(
@@ -748,7 +748,7 @@ def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(t
 
 @pytest.mark.slow
 def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path) -> None:
-    base = Checkpoint.open(resolve("demo:minilm"))
+    base = Checkpoint.open(resolve_model("demo:minilm"))
     texts = [f"Maria Keller of Berne called on Monday about form {i}" for i in range(30)]
     client, server = MaskedText().split(base, None, bytes(32), tmp_path / "server")
     scene = scene_of(base, client, server, texts, {})

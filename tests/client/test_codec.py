@@ -22,7 +22,7 @@ from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
 from milkglass.models import chat_template
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from tests import tiny
 from tests.real_models import real_codec
 
@@ -333,7 +333,7 @@ def test_a_tokenizer_larger_than_the_table_is_refused(tmp_path: Path) -> None:
 def test_another_models_tokenizer_is_refused() -> None:
     key = Key.new("sha256:test", 49152, (), KeyInfo({"tokenizer_sha256": "sha256:other"}))
     with pytest.raises(KeyForOtherModel):
-        Codec.open(key, resolve("demo:smollm2"))
+        Codec.open(key, resolve_model("demo:smollm2"))
 
 
 def test_roberta_has_fewer_places_than_its_table_of_positions(tmp_path: Path) -> None:

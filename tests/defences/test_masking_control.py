@@ -17,7 +17,7 @@ from milkglass.compare.ways import ComparisonSettings, without_memory
 from milkglass.defences.masked_text import MaskedText
 from milkglass.experiments.procedures.trials import TrainedHalves
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.rows.data_file import DataFile
 from milkglass.sanitizers import masking
 from milkglass.server.spec import Hyperparameters
@@ -32,7 +32,7 @@ Spans = tuple[tuple[int, int, str], ...]
 
 def rows() -> list[dict[str, object]]:
     """Rows of common words, and enough of them that not all are among the commonest, which carry no content."""
-    vocabulary = tokenizer_of(resolve("demo:minilm")).get_vocab()
+    vocabulary = tokenizer_of(resolve_model("demo:minilm")).get_vocab()
     words = [one for one in sorted(vocabulary) if one.isalpha() and one.isascii() and len(one) > 5][:9000:12]
     rng, found = np.random.default_rng(0), []
     for number in range(200):
@@ -54,7 +54,7 @@ def named(kind: str | None) -> object:
 
 def reading(spans: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str = "demo:minilm") -> Reading:
     monkeypatch.setattr(masking, "private_spans", spans)
-    base = Checkpoint.open(resolve(model))
+    base = Checkpoint.open(resolve_model(model))
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows())), None, 0)
     settings = ComparisonSettings(model, base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     client, server = MaskedText().split(base, None, SECRET, tmp_path / "server")
@@ -106,7 +106,7 @@ def test_a_text_is_masked_once_and_again_where_sending_is_timed(
     """The client half remembers masks for a comparison, also for the attacker. What is timed is a user's own work."""
     masked = list[str]()
     monkeypatch.setattr(masking, "private_spans", lambda text, least: masked.append(text) or ())
-    client, _ = MaskedText().split(Checkpoint.open(resolve("demo:minilm")), None, SECRET, tmp_path / "server")
+    client, _ = MaskedText().split(Checkpoint.open(resolve_model("demo:minilm")), None, SECRET, tmp_path / "server")
     first = client.send(["one", "two"])
     assert str(client.send(["two", "one"])) and masked == ["one", "two"]
     fresh = without_memory(client)

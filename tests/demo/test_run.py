@@ -35,7 +35,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             names.extend(path.name for folder in base_models for path in folder.rglob("*"))
             raise Enough
 
-    monkeypatch.setattr("milkglass.models.resolve.resolve", lambda ref: cached)
+    monkeypatch.setattr("milkglass.models.resolve.resolve_model", lambda ref: cached)
     monkeypatch.setattr(run, "ServerProcess", Given)
     return names
 

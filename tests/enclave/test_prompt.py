@@ -19,7 +19,7 @@ from milkglass.enclave.token_sanitizer import RnmSettings, TokenSanitizer, with_
 from milkglass.errors import CodecError, EnclaveError, ModelError
 from milkglass.models import chat_template
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from tests import tiny
 
@@ -283,7 +283,7 @@ MANY_MORE = {
 
 def test_a_published_tokenizer_may_be_a_providers() -> None:
     """SmolLM2 has no token for 21 bytes: texts with one of them, control characters, are refused one by one."""
-    known = load_tokenizer(resolve("demo:smollm2"), from_provider=True)
+    known = load_tokenizer(resolve_model("demo:smollm2"), from_provider=True)
     for text in (
         "my father's fever is 39.5 °C \N{FACE WITH THERMOMETER}",
         "Zażółć gęślą jaźń",

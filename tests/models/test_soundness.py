@@ -19,7 +19,7 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import OutgoingModel
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelError, ModelNotFound
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.soundness import facts_of, lacks_head
 from milkglass.models.torch_model import language_model
 from milkglass.schemes.obfuslm import ObfusLM
@@ -229,12 +229,12 @@ def test_a_folder_of_the_hubs_cache(original: Path, tmp_path: Path) -> None:
     (cached / "refs").mkdir(parents=True)
     (cached / "refs" / "main").write_text("b" * 40)
     with pytest.raises(ModelNotFound, match=f"{cached} .*without"):
-        resolve(str(cached))
+        resolve_model(str(cached))
     one = copied(original, cached / "snapshots" / ("a" * 40))
-    assert resolve(str(cached)) == resolve(str(cached / "snapshots")) == resolve(str(one)) == one
+    assert resolve_model(str(cached)) == resolve_model(str(cached / "snapshots")) == resolve_model(str(one)) == one
     other = copied(original, cached / "snapshots" / ("b" * 40))
     with pytest.raises(ModelNotFound, match=f"{cached} .*2 commits") as caught:
-        resolve(str(cached))
+        resolve_model(str(cached))
     assert str(one) in caught.value.hint and str(other) in caught.value.hint
     assert f"main is {'b' * 40}" in caught.value.hint
 

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from milkglass.errors import ModelError
 from milkglass.models import tokenizer as tokenizer_module
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import Tokenizer, load_tokenizer
 from milkglass.models.tokenizer_kinds import KIND_OF_TYPE, KINDS, NAMED_TOKENS
 from tests.tiny import TEXTS as TRAINING
@@ -87,7 +87,7 @@ def same(folder: Path, load: Callable[[Path], Tokenizer] = load_tokenizer) -> To
 # --- folders that exist -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ref", ["demo:minilm", "demo:smollm2"])
 def test_embedded_models(ref: str) -> None:
-    same(resolve(ref))
+    same(resolve_model(ref))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama-tied", "llama-untied"])
@@ -261,9 +261,9 @@ def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
 # --- folders that only transformers reads -----------------------------------------------------------------------------
 def test_a_vocabulary_alone_is_left_to_transformers(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(resolve("demo:minilm"), folder)
+    shutil.copytree(resolve_model("demo:minilm"), folder)
     (folder / "tokenizer.json").unlink()
-    assert same(folder)("a text")["input_ids"] == load_tokenizer(resolve("demo:minilm"))("a text")["input_ids"]
+    assert same(folder)("a text")["input_ids"] == load_tokenizer(resolve_model("demo:minilm"))("a text")["input_ids"]
 
 
 def test_what_only_transformers_reads_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

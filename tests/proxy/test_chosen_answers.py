@@ -18,7 +18,7 @@ from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
 from milkglass.engines.engine import IdsChunk, IdsRequest
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.text.calls import count_letter_escapes
 from tests.proxy.test_bodies import Asking
@@ -56,7 +56,7 @@ class Plain:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Plain:
-    folder = resolve("demo:smollm2")
+    folder = resolve_model("demo:smollm2")
     copy = tmp_path_factory.mktemp("smollm2")
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (copy / name).write_bytes((folder / name).read_bytes())
@@ -336,7 +336,7 @@ def test_no_answer_of_a_real_model_is_ended(model: Plain, temperature: float) ->
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = resolve("demo:smollm2")
+    folder = resolve_model("demo:smollm2")
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     network = AutoModelForCausalLM.from_pretrained(folder).eval()
     subjects = ("kidney stones", "tax returns")

@@ -14,7 +14,7 @@ from milkglass.client.key.key import Key, KeyInfo
 from milkglass.client.layout import tokenizer_digest
 from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.proxy.text.calls import demanded_tool
 from milkglass.proxy.text.sections import StopStringFilter
 from milkglass.proxy.text.tokens import TokenNames
@@ -46,7 +46,7 @@ def test_stop_strings_cut_alike_however_text_comes(text: str, cuts: list[int], s
 
 @pytest.fixture(scope="module", params=["demo:minilm", "demo:smollm2"])
 def names(request: pytest.FixtureRequest) -> TokenNames:
-    folder = resolve(request.param)
+    folder = resolve_model(request.param)
     size = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
     info = KeyInfo({"tokenizer_sha256": tokenizer_digest(folder)})
     return TokenNames(Codec.open(Key.new("sha256:test", size, (), info), folder))

@@ -17,7 +17,7 @@ import obfuslm as literal  # noqa: E402
 from milkglass.attacks.embeddings.knn import nearest  # noqa: E402
 from milkglass.errors import UsageError  # noqa: E402
 from milkglass.models.checkpoint import Checkpoint  # noqa: E402
-from milkglass.models.resolve import resolve  # noqa: E402
+from milkglass.models.resolve import resolve_model  # noqa: E402
 from milkglass.nearest.products import SMALL_BYTES
 from milkglass.schemes.clustering import LARGE_TABLE_ROWS, embed_cluster, merge_small_clusters, weight_synth, zero_rows
 from milkglass.schemes.mixture import Mixture  # noqa: E402
@@ -171,7 +171,7 @@ def test_how_often_the_own_weight_is_the_largest_on_a_real_table(
 
 @pytest.fixture(scope="module")
 def real_clusters() -> tuple[torch.Tensor, list[np.ndarray]]:
-    table = Checkpoint.open(resolve("demo:minilm")).read("embeddings.word_embeddings.weight")
+    table = Checkpoint.open(resolve_model("demo:minilm")).read("embeddings.word_embeddings.weight")
     order = np.random.default_rng(1).permutation(np.arange(999, len(table)))  # without special and unused tokens
     return table, embed_cluster(table, order, 10, 0.99)
 

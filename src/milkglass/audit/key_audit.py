@@ -31,7 +31,7 @@ from milkglass.client.codec.codec import codec_of
 from milkglass.client.key import usage
 from milkglass.client.key.file import UnlockedKey
 from milkglass.errors import UsageError
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.progress import Stage, no_stage
 from milkglass.rows.data_file import DataFile, Source
 from milkglass.threat import transcript_file
@@ -98,7 +98,7 @@ def audit_key(
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
     unlocked = UnlockedKey.open(Path(key), passphrase)
     unlocked.key.require_whole()
-    codec, base = codec_of(unlocked, model), resolve(model or unlocked.key.info.model)
+    codec, base = codec_of(unlocked, model), resolve_model(model or unlocked.key.info.model)
     paths = {name: None if source is None else source.path for name, source in sources.items()}
     columns = [[file.text, file.label, file.pair, file.delimiter, file.skip_empty] for file in given_sources]
     settings = {**audit_identity(unlocked, paths, transcript_path, max_rows, seed), "columns": columns}

@@ -171,11 +171,11 @@ def _audit_key(
     from milkglass.audit.key_audit import audit_identity, record_audit_figures
     from milkglass.audit.key_scene import AuditFiles, key_scene
     from milkglass.client.codec.codec import codec_of
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.threat import transcript_file
 
     codec = codec_of(unlocked, model)
-    folder = resolve(model or unlocked.key.info.model)
+    folder = resolve_model(model or unlocked.key.info.model)
     server_record = None if server_transcript is None else transcript_file.load(server_transcript)
     full_identity = {**audit_identity(unlocked, text_files, server_transcript, rows, seed), **columns.changed_fields()}
 

@@ -84,7 +84,7 @@ def prepare(
     file = columns.read_texts(source)
     from milkglass.federated.prepare import examples_of, prepare_site, require_free
     from milkglass.federated.rows import REPORT_FILE, report_of
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.sanitizers.ghost.tally import weak_spots
 
     names = [name.strip() for name in labels.split(",")]
@@ -93,7 +93,7 @@ def prepare(
     label_numbers = {name: number for number, name in enumerate(names)}
     require_free(out)
     count = len(examples_of(file, label_numbers))
-    folder = resolve(model)
+    folder = resolve_model(model)
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})
         note(PLAIN_WARNING)
@@ -239,7 +239,7 @@ def run(
     from milkglass.files import require_writable
     from milkglass.gradient_defences.catalogue import name_and_parameters, parse_gradient_defence
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.sanitizers.files import guarantee_in_words
     from milkglass.threat.training_step import SharedStep
 
@@ -256,7 +256,7 @@ def run(
     labels = labels_of(list(files.values()))
     for file in files.values():
         note_columns(file)
-    folder = resolve(model)
+    folder = resolve_model(model)
     digest = Checkpoint.open(folder).digest()
     if plain:
         refuse_unused("with --plain", {"--selection": None if selection == "states" else selection})

@@ -103,12 +103,12 @@ def _attack_updates(
     from milkglass.audit.updates.replay import RecordedRun, SiteTexts
     from milkglass.audit.updates.scenes import AuditedSite
     from milkglass.gradient_defences.catalogue import parse_gradient_defence
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.sanitizers.table import open_table
     from milkglass.threat.budget import Budget
 
     chosen_attack_names(names, uses_ghost=True)
-    defence, source, folder = parse_gradient_defence(shield), _public_source(public), resolve(model)
+    defence, source, folder = parse_gradient_defence(shield), _public_source(public), resolve_model(model)
     site_texts = SiteTexts(file, rows or run / "sites" / site, folder)
     with progress_bars(as_json) as stage:
         stage("do the rounds again", 0)(1)

@@ -407,13 +407,13 @@ def _count_bands(base: Checkpoint, factor: float | None, text: DataFile) -> Any:
 
 def _resolve_model(model: str, as_json: bool) -> Path:
     """Returns the model's folder. A hub's model is downloaded, an embedded one prepared, if it is not there yet."""
-    from milkglass.models.resolve import EMBEDDED, resolve
+    from milkglass.models.resolve import EMBEDDED, resolve_model
 
     if model not in EMBEDDED:  # the hub draws bars of its own
-        return resolve(model)
+        return resolve_model(model)
     with progress_bars(as_json) as stage:
         advance = stage(f"prepare {model}", 0)
-        folder = resolve(model)
+        folder = resolve_model(model)
         advance(1)
     return folder
 

@@ -88,11 +88,11 @@ def reader_of(ref: str, by: str | None) -> Reader:
             f"there is no file {ref}",
             "give a GloVe text file, a model's folder, a hub id (hf:owner/name), or demo:minilm",
         )
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.sanitizers.table import words_of_model
     from milkglass.sanitizers.text import TokenReader
 
-    folder = resolve(ref)
+    folder = resolve_model(ref)
     name = ref if ref.startswith("demo:") else folder.name
     if by == "tokens":
         return TokenReader.of_model(folder, name)
@@ -275,7 +275,7 @@ def sanitize_by_ghost(
         CodecError: the rows cannot be read.
     """
     from milkglass.files import require_writable
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.parameters import read_words
     from milkglass.rows.blocks import require_rows
     from milkglass.rows.place import places_text
@@ -304,7 +304,7 @@ def sanitize_by_ghost(
     job.require_free()
     require_writable(out)
     require_texts(job)
-    folder = resolve(model)
+    folder = resolve_model(model)
     too_long, limit = long_texts(job, folder)
     if too_long:
         note(f"cut to {limit} tokens, which is what {model} takes: {places_text(too_long)} of {path.name}")

@@ -159,12 +159,12 @@ def serve(
 
 def _base_folder(ref: str) -> Path:
     """Returns the folder that holds one base model or several. Raises UsageError or ModelNotFound if there is none."""
-    from milkglass.models.resolve import HUB_PREFIX, resolve
+    from milkglass.models.resolve import HUB_PREFIX, resolve_model
 
     if (folder := Path(ref)).is_dir():
         return folder.resolve()
     if ref.startswith(("demo:", HUB_PREFIX)):
-        return resolve(ref)
+        return resolve_model(ref)
     raise UsageError(
         f"there is no folder {ref}", "give folders of original models, hub ids (hf:owner/name), or demo:minilm"
     )

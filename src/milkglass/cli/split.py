@@ -217,7 +217,7 @@ def train(
     source = columns.read_texts(data, reads_labels=True)
     from milkglass.hidden_states.catalogue import parameter_values, parse_defence
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.rows.examples import read_examples
     from milkglass.rows.repeats import overlap_warning
     from milkglass.split import train as split_train
@@ -243,7 +243,7 @@ def train(
             validation_file.name, *(list(read_examples(file)) for file in (validation_file, source))
         ):
             note(warning)
-    folder = resolve(model)
+    folder = resolve_model(model)
     model_name = kept_name(model, folder)
     step_count = split_train.step_count(defence, len(training_texts.corpus.texts))
     base = Checkpoint.open(folder)
@@ -411,14 +411,14 @@ def _serve_decoder(
     from concurrent.futures import ThreadPoolExecutor
 
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.server.process import prepare
     from milkglass.server.settings import HomeFolder, ServerSettings
     from milkglass.split.decoder.app import serve as run
     from milkglass.split.decoder.gate import TableGate
     from milkglass.split.decoder.server import open_decoder, require_decoder
 
-    folder = resolve(model)
+    folder = resolve_model(model)
     prepare()
     checkpoint = Checkpoint.open(folder)
     require_decoder(checkpoint)

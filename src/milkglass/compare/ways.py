@@ -32,7 +32,7 @@ from milkglass.experiments.runs import unpack_answers
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.resolve import is_available_offline, resolve
+from milkglass.models.resolve import is_available_offline, resolve_model
 from milkglass.progress import Log
 from milkglass.sanitizers.masking import LanguageTally
 from milkglass.sequences import Sequences
@@ -270,7 +270,7 @@ class ModelWay(Way):
 
     def base(self, settings: ComparisonSettings) -> Checkpoint:
         """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
-        return settings.base if self.suits(settings.base) else Checkpoint.open(resolve(self.model))
+        return settings.base if self.suits(settings.base) else Checkpoint.open(resolve_model(self.model))
 
     def refusal(self, settings: ComparisonSettings) -> str | None:
         if self.suits(settings.base) or is_available_offline(self.model):

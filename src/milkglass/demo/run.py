@@ -190,9 +190,12 @@ class Demo:
         options = (*length_options, *training_options, *_dtype_options(), *key, *token)
         job = self.run_command("finetune", name, train, *options, as_json=True)
         print(f"fine-tuned model: {job['model']}", flush=True)
-        from milkglass.models.resolve import resolve
+        from milkglass.models.resolve import resolve_model
 
-        sizes = {"original model": _folder_bytes(resolve(ref)), "scrambled, uploaded": _folder_bytes(client / name)}
+        sizes = {
+            "original model": _folder_bytes(resolve_model(ref)),
+            "scrambled, uploaded": _folder_bytes(client / name),
+        }
         return ModelRun(name, ref, (*key, *token), job["model"], audit, sizes, time.monotonic() - start_time)
 
 
@@ -321,10 +324,10 @@ def _demo_folder(out: Path) -> Iterator[None]:
 
 def _copy_base_model(bases: Path) -> Path:
     """Links or copies the weights and configs of the model that a delta is assembled with. Returns their folder."""
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
     from milkglass.models.staging import link_or_copy
 
-    model = resolve("demo:smollm2")
+    model = resolve_model("demo:smollm2")
     target = bases / model.name
     target.mkdir(parents=True)
     for file in [file for name in SERVED_FILES for file in model.glob(name)]:

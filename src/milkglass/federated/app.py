@@ -30,7 +30,7 @@ from milkglass.federated.site import FederatedTraining, LocalResult, weights_of
 from milkglass.federated.site_config import SiteConfig, Task, answer_to_fault
 from milkglass.federated.state import FederatedRun
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.progress import Log
 from milkglass.threat.training_step import SharedStep
 
@@ -135,7 +135,7 @@ def serve(grid: Any, config: Mapping[str, Any], notice: Log = print) -> Federate
         raise UsageError(f"the run's configuration lacks {', '.join(missing)}", "give them in pyproject.toml")
     if unknown := sorted({*config} - known_names):
         raise UsageError(f"the run's configuration has {unknown[0]!r}", f"known: {', '.join(sorted(known_names))}")
-    folder, classes, seed = resolve(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
+    folder, classes, seed = resolve_model(str(config["model"])), int(config["classes"]), int(config.get("seed", 0))
     types = {"method": str, "rounds": int, "lr": float, "batch_size": int, "minimum": int, "most_texts": int}
     training = FederatedTraining(**{name: type_(config[name]) for name, type_ in types.items() if name in config})
     if training.max_texts is None:

@@ -23,7 +23,7 @@ from milkglass.federated.checks import GhostDemand
 from milkglass.federated.prepare import require_name
 from milkglass.federated.site import FederatedTraining, Site
 from milkglass.gradient_defences.catalogue import parse_gradient_defence
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.sanitizers.ghost.search import ShadowSearchSettings
 from milkglass.sanitizers.ghost.selection import SelectionMethod, SelectionSettings
 
@@ -72,7 +72,7 @@ class SiteConfig:
         selection = SelectionSettings(method)
         rows = Path(str(config["rows"])).expanduser().absolute()
         site = Site(require_name(rows.name), rows, parse_gradient_defence(str(config.get("shield", "none"))))
-        return cls(site, resolve(str(config["model"])), ShadowSearchSettings(**options), selection)
+        return cls(site, resolve_model(str(config["model"])), ShadowSearchSettings(**options), selection)
 
     def demand(self) -> GhostDemand:
         """Returns the demand. Each call reads the model for its digest."""

@@ -19,7 +19,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.lab.defence_audit import audit_defence
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.family import Family
-from milkglass.models.resolve import resolve as resolve_model
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.papers import Paper, own_paper

@@ -17,7 +17,7 @@ from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import ALIKE, DefenceWords, require_enough_texts, require_texts
 from milkglass.catalogue import signature
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.progress import Stage, no_stage
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import DEFAULT_BUDGET, Budget
@@ -64,7 +64,7 @@ def audit_defence(
     """
     attack_budget, chosen_attacks = Budget.parse(budget), ATTACKS if attacks is None else attacks
     require_enough_texts(private, "the list of private texts")
-    model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve(str(base)))
+    model = base if isinstance(base, Checkpoint) else Checkpoint.open(resolve_model(str(base)))
     public_texts = public if isinstance(public, Mapping) else {ALIKE: public}
     with cap_torch_threads(), tempfile.TemporaryDirectory(prefix="milkglass-audit-") as work_folder:
         scene = replace(scene_of(model, client, server, private, public_texts), words=words)

@@ -119,7 +119,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MILKGLASS_CACHE") or Path.home() / ".cache" / "milkglass")
 
 
-def resolve(ref: str, uses_weights: bool = True) -> Path:
+def resolve_model(ref: str, uses_weights: bool = True) -> Path:
     """Returns the local folder of a model.
 
     Args:
@@ -183,7 +183,7 @@ def name_to_store(ref: str, folder: Path) -> str:
 
     Args:
         ref: how the user names the model.
-        folder: what `resolve` returned for it.
+        folder: what `resolve_model` returned for it.
     """
     if ref in EMBEDDED:
         return ref

@@ -10,7 +10,7 @@ import torch
 
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import language_model
 from milkglass.split.decoder import frames
@@ -39,7 +39,7 @@ def test_every_family_answers_as_the_unsplit_model_does(name: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_smollm2_answers_as_the_unsplit_model_does(tmp_path: Path) -> None:
-    folder = resolve("demo:smollm2")
+    folder = resolve_model("demo:smollm2")
     tokenizer = load_tokenizer(folder)
     with serving(folder, tmp_path / "home") as served:
         for text in ("The committee met on Tuesday to discuss", "My father has a fever since yesterday, and"):
@@ -72,7 +72,7 @@ def test_eight_sessions_at_once_answer_as_each_would_alone(name: str, tmp_path: 
 
 @pytest.mark.slow
 def test_eight_sessions_of_smollm2_answer_as_each_would_alone(tmp_path: Path) -> None:
-    folder = resolve("demo:smollm2")
+    folder = resolve_model("demo:smollm2")
     tokenizer = load_tokenizer(folder)
     prompts = [tokenizer(f"{count} people came to the meeting on")["input_ids"] for count in range(3, 11)]
     with serving(folder, tmp_path / "home") as served:

@@ -407,9 +407,9 @@ def read_token(token_file: Path | None) -> str | None:
 def open_original(ref: str) -> Checkpoint:
     """Opens an original model, which is not scrambled: a folder, a hub id, or an embedded model."""
     from milkglass.models.checkpoint import Checkpoint
-    from milkglass.models.resolve import resolve
+    from milkglass.models.resolve import resolve_model
 
-    return Checkpoint.open(resolve(ref))
+    return Checkpoint.open(resolve_model(ref))
 
 
 def kept_name(model: str, folder: Path) -> str:

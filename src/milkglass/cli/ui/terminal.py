@@ -290,7 +290,7 @@ def table_text(rows: list[tuple[str, ...]]) -> str:
 
 
 def megabytes_text(byte_count: object) -> str:
-    """Returns a number of bytes in megabytes_text, or "?" for anything else."""
+    """Returns a number of bytes in megabytes, or "?" for anything else."""
     return f"{byte_count / 1e6:,.1f} MB" if isinstance(byte_count, int | float) else "?"
 
 

@@ -38,7 +38,7 @@ from milkglass.client.model_config import ModelSampling
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_ids_around
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import Tokenizer, decodes_by_byte, load_tokenizer, token_limit
 from milkglass.rows.messages import Message
 
@@ -481,7 +481,7 @@ class Codec:
 
 def codec_of(unlocked: UnlockedKey, model: str | None = None) -> Codec:
     """Returns the codec of a key file, with the tokenizer of its model, or of `model` if the original moved there."""
-    return Codec.open(unlocked.key, resolve(model or unlocked.key.info.model, uses_weights=False))
+    return Codec.open(unlocked.key, resolve_model(model or unlocked.key.info.model, uses_weights=False))
 
 
 def _id_array(ids: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

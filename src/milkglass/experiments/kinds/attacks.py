@@ -36,7 +36,7 @@ from milkglass.experiments.record import ResultRecord, make_records, merge_recor
 from milkglass.experiments.runs import RunContext, claim_run_folder, seeded_codec, seeded_key, seeded_secret
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.progress import Log, no_log
 from milkglass.rows.examples import Example
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -112,7 +112,7 @@ class AttackRecipe(Recipe):
         """Returns the figures of each attack and attacker, and the seconds of each variant's attacks together."""
         private, public = split_texts(self, run.data)  # before a model is fetched
         claim_run_folder(run.out, {"recipe": self.name, **self.quick_entry})
-        base = Checkpoint.open(resolve(self.model))
+        base = Checkpoint.open(resolve_model(self.model))
         digest = base.digest()
         all_records: list[ResultRecord] = []
         for name, parameters in self.variants.items():

@@ -22,7 +22,7 @@ from milkglass.experiments.runs import RunContext, TrainedVariant, pack_answers
 from milkglass.metrics.glue import MEASURES
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.torch_model import MODEL_LOAD_LOCK
 from milkglass.server.jobs.data import PaddingCollator, TrainingDataset
 from milkglass.server.spec import Status
@@ -83,7 +83,7 @@ def occurrence_counts(variant: TrainedVariant) -> torch.Tensor:
     """Returns (ids,) how often each scrambled id occurs in the training data, without special tokens."""
     ids = TrainingRows.open(variant.job_folder / "train.safetensors").map_tensor("input_ids")
     counts = np.bincount(ids, minlength=len(variant.key.sigma))
-    special = reserved_ids(Checkpoint.open(resolve(variant.key.info.model)), len(variant.key.first_ids))
+    special = reserved_ids(Checkpoint.open(resolve_model(variant.key.info.model)), len(variant.key.first_ids))
     counts[variant.key.first_ids[special]] = 0
     return torch.from_numpy(counts)
 

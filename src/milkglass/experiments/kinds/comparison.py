@@ -72,7 +72,7 @@ from milkglass.experiments.runs import RunContext, claim_run_folder, commits_of,
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.progress import Log
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Defence
@@ -221,7 +221,7 @@ class CellTrainer:
     @classmethod
     def of(cls, recipe: ComparisonRecipe, data: Path, keys: Sequence[CellKey]) -> CellTrainer:
         """Reads what these cells are trained from. Raises UsageError if data are missing, or a defence is refused."""
-        base = Checkpoint.open(resolve(recipe.model))
+        base = Checkpoint.open(resolve_model(recipe.model))
         entries = recipe.defences
         spare_rows = max(recipe.attacked_of(entry).spare_rows for entry in entries.values()) if recipe.attacks else 0
         trials = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in keys}

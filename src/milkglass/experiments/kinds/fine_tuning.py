@@ -35,7 +35,7 @@ from milkglass.experiments.runs import (
     write_spec,
 )
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.schemes.scheme import Scheme
@@ -103,7 +103,7 @@ class FineTuningRecipe(Recipe):
 
     def measure(self, run: RunContext) -> list[ResultRecord]:
         data_refs.file_digests(run.data, self.data.values())  # missing data are reported before a model is fetched
-        base = Checkpoint.open(resolve(self.model))
+        base = Checkpoint.open(resolve_model(self.model))
         variants = self.prepare_variants(base, run)
         return self.grade_variants(run, base, variants, train_variants(variants, run))
 

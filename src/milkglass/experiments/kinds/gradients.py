@@ -51,7 +51,7 @@ from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunContext, claim_run_folder
 from milkglass.metrics.interval import with_spread
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log
 from milkglass.sequences import Ids, Sequences
@@ -114,7 +114,7 @@ class GradientRecipe(SharedStepRecipe):
 
     def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns the figures. An attack that does not apply has none, which is reported."""
-        base = Checkpoint.open(resolve(self.model))
+        base = Checkpoint.open(resolve_model(self.model))
         texts = from_entries(GradientTexts, self.texts)
         refs = [self.data, *([texts.reference] if texts.reference else [])]
         claim_run_folder(

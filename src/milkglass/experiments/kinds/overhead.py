@@ -41,7 +41,7 @@ from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunContext, TrainedVariant, claim_run_folder, run_job, seeded_key, write_spec
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.progress import Log
 from milkglass.rows.examples import read_examples
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -94,7 +94,7 @@ class OverheadRecipe(Recipe):
 
     def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns seconds, and hours of the extrapolated training, as "PART, client" and "PART, server"."""
-        base = Checkpoint.open(resolve(self.model))
+        base = Checkpoint.open(resolve_model(self.model))
         digest, out = base.digest(), run.out
         claim_run_folder(
             out, {**self.about(), "base": digest, "sums": data_refs.file_digests(run.data, self.data.values())}

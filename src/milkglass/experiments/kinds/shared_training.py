@@ -49,7 +49,7 @@ from milkglass.experiments.report import theory_plots
 from milkglass.experiments.runs import RunContext, claim_run_folder
 from milkglass.gradient_defences.defence import GradientDefence
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.resolve import resolve
+from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.progress import Log
 from milkglass.sequences import Ids
@@ -87,7 +87,7 @@ class SharedTrainingRecipe(SharedStepRecipe):
 
     def measure(self, run: RunContext) -> list[ResultRecord]:
         """Returns the figures of each defence; "untrained" is the model before training."""
-        base = Checkpoint.open(resolve(self.model))
+        base = Checkpoint.open(resolve_model(self.model))
         data_digests = data_refs.file_digests(run.data, [self.data])
         claim_run_folder(run.out, {**self.about(), "base": base.digest(), "sums": data_digests})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)

@@ -29,7 +29,7 @@ from milkglass.attacks.forward import batches, body, places, public_head, stack,
 from milkglass.attacks.token_ids.decipherment.bigrams import Floats
 from milkglass.models.families import family_of
 from milkglass.models.file_names import TOKENIZER
-from milkglass.models.resolve import EMBEDDED, is_available_offline, resolve
+from milkglass.models.resolve import EMBEDDED, is_available_offline, resolve_model
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
@@ -165,7 +165,7 @@ class CausalReader:
         size = len(public.table)
         if family_of(public.config).kind == "decoder":
             return cls(public, Spelling.identity(size), budget)
-        folder = resolve(name)
+        folder = resolve_model(name)
         own_tokenizer = tokenizer_of(required(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
         anchor = next((token for token in common if own_tokenizer.decode([token]).isalpha()), common[0])
