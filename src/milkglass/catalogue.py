@@ -24,6 +24,7 @@ from milkglass.parameters import with_values
 NONE = "none"  # the name that is never suggested: a typing error must not switch a defence off
 FIRST_CLASS_NAMES = {  # of renamed classes: the first name by the present name
     "ClusterConditional": "Conditional",
+    "CommonestClassWay": "CommonestClass",
     "GrowthSchedule": "Growth",
     "NoDefence": "Bare",
     "RecordSizes": "Sizes",

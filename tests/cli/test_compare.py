@@ -35,7 +35,7 @@ from milkglass.compare import ways as ways_module
 from milkglass.compare.prepare import halves_options
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
-from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Reading, WayGroup, WayResult
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.run import (
     MAX_SHARE_OVER,
@@ -94,11 +94,11 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
     assert ComparisonRows.read(DataFile(data), None, 3).held_out.texts == found.held_out.texts
     given = ComparisonRows.read(DataFile(data), DataFile(written(tmp_path / "more.jsonl", rows(1, 50))), 3)
     assert (len(given.train.texts), len(given.held_out.texts)) == (400, 50)
-    assert given.names == ("billing-desk", "clinic-desk") and given.task == "classification"
+    assert given.class_names == ("billing-desk", "clinic-desk") and given.task == "classification"
     few = ComparisonRows.read(DataFile(data), None, 3, max_rows=250)
     assert (len(few.train.texts), len(few.held_out.texts)) == (200, 50)
     assert few.held_out.texts == found.held_out.texts[:50] and {*few.train.texts}.isdisjoint(few.held_out.texts)
-    assert few.problem().identity != found.problem().identity, "they make other cells"
+    assert few.cell_data().identity != found.cell_data().identity, "they make other cells"
     many = DataFile(written(tmp_path / "many.jsonl", rows(2, 500)))
     both = ComparisonRows.read(DataFile(data), many, 3, max_rows=250)
     assert (len(both.train.texts), len(both.held_out.texts)) == (250, 250), "--quick reads so many of each file"
@@ -106,8 +106,8 @@ def test_rows_are_held_out_once(tmp_path: Path) -> None:
 
 def test_attackers_have_the_other_half_of_the_rows(tmp_path: Path) -> None:
     found = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 400))), None, 3)
-    assert len(found.private) == 160 and len(found.others) == 160
-    assert [*found.private, *found.others] == list(found.train.texts)
+    assert len(found.attacked_texts) == 160 and len(found.attacker_texts) == 160
+    assert [*found.attacked_texts, *found.attacker_texts] == list(found.train.texts)
 
 
 def test_rows_that_are_cut_are_reported_with_what_they_cost(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_loss_is_called_falling_only_where_the_noise_of_batches_does_not_expla
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
-def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
+def way(name: str, group: WayGroup, value: float, above: float | None = None, read: float | None = None) -> WayResult:
     """A way with this accuracy, so many points above what the user has alone, of which this share is read."""
     seen = (
         None
@@ -911,7 +911,7 @@ def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_laye
     assert large.work(settings) == 0 and not (tmp_path / "cache").exists(), "an estimate fetches no model"
     assert replace(large, model="demo:minilm").work(settings) > 100, "a tiny model has thousands of weights"
     own_size = replace(large, size=range(1, 10**6))
-    assert own_size.refusal(settings) is None and own_size.base(settings) is base
+    assert own_size.refusal(settings) is None and own_size.chosen_model(settings) is base
     decoder = replace(settings, base=Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2")))
     assert own_size.refusal(decoder) == reason, "a decoder of that size is no encoder"
     assert (

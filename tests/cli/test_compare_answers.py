@@ -17,7 +17,7 @@ from milkglass.compare.answers import ChatPreparer
 from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, unsanitized_share, user_text
 from milkglass.compare.quality import difference_of
 from milkglass.compare.report import page, picture, words
-from milkglass.compare.result import ComparisonResult, Group, Reading, WayResult
+from milkglass.compare.result import ComparisonResult, Reading, WayGroup, WayResult
 from milkglass.compare.run import read_way
 from milkglass.compare.verdict import verdict
 from milkglass.compare.ways import WAYS, choose_ways
@@ -84,7 +84,7 @@ def test_rows_with_answers_are_held_out_once_and_no_row_that_is_asked_about_is_c
     assert found.max_row_tokens == 96 and found.task == "causal-lm"
     assert any("3 of 113 rows are cut" in one for one in found.notes(_settings(found)))
     assert any("2 rows are left out" in one for one in found.notes(_settings(found)))
-    assert [*found.private, *found.others] == [user_text(one) for one in found.chats]
+    assert [*found.attacked_texts, *found.attacker_texts] == [user_text(one) for one in found.chats]
     assert [one.line for one in read(base, data).asked] == [one.line for one in found.asked]
 
 
@@ -175,7 +175,7 @@ def test_replaced_tokens_are_the_users_alone(tmp_path: Path) -> None:
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
-def way(name: str, group: Group, value: float, above: float | None = None, read: float | None = None) -> WayResult:
+def way(name: str, group: WayGroup, value: float, above: float | None = None, read: float | None = None) -> WayResult:
     """A way with this loss, so far above that of what the user has alone, of which this share is read."""
     seen = (
         None if read is None else Reading("an attack", "x", *[Interval(read, read - 0.01, read + 0.01, 90)] * 4, 0.05)

@@ -43,7 +43,7 @@ def test_rows_that_occur_three_times_count_once(tmp_path: Path) -> None:
     found = read(written(tmp_path / "rows.jsonl", [*labelled(120), *spaced, *labelled(120)]))
     assert len(found.train.texts) + len(found.held_out.texts) == 120
     assert {*found.train.texts}.isdisjoint(found.held_out.texts)
-    assert found.repeats_notes == ("240 of 360 rows equal earlier ones: equal rows count once",)
+    assert found.repeat_notes == ("240 of 360 rows equal earlier ones: equal rows count once",)
 
 
 def test_what_is_asked_about_is_not_trained_with(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_what_is_asked_about_is_not_trained_with(tmp_path: Path) -> None:
     overlapping = written(tmp_path / "asked.jsonl", labelled(60, start=170))
     found = read(data, overlapping)
     assert len(found.train.texts) == 170 and len(found.held_out.texts) == 60
-    assert found.repeats_notes == ("30 rows are not trained with, since the same is asked about",)
+    assert found.repeat_notes == ("30 rows are not trained with, since the same is asked about",)
     with pytest.raises(CodecError, match="has 0 rows to train with, and 200 that ask the same as a row that is asked"):
         read(data, data)
 
@@ -61,9 +61,9 @@ def test_a_text_with_two_labels_is_on_one_side_and_reported(tmp_path: Path) -> N
     contradicting = [{**row, "label": other_label[row["label"]]} for row in labelled(150)]
     found = read(written(tmp_path / "rows.jsonl", [*labelled(150), *contradicting]))
     assert {*found.train.texts}.isdisjoint(found.held_out.texts)
-    assert found.repeats_notes[-1] == "150 texts have several labels (such as rows 1 and 151, 2 and 152, 3 and 153)"
+    assert found.repeat_notes[-1] == "150 texts have several labels (such as rows 1 and 151, 2 and 152, 3 and 153)"
     one = written(tmp_path / "one.jsonl", [*labelled(150), contradicting[0]])
-    assert read(one).repeats_notes[-1] == "1 text has several labels (such as rows 1 and 151)"
+    assert read(one).repeat_notes[-1] == "1 text has several labels (such as rows 1 and 151)"
     told = call("data", one, "--out", tmp_path / "clean.jsonl").stderr
     assert "warning: 1 text has several labels (such as rows 1 and 151)" in told
 
@@ -83,8 +83,8 @@ def test_conversations_that_ask_the_same_are_on_one_side(tmp_path: Path) -> None
     found = read_chats(base, written(tmp_path / "rows.jsonl", rows))
     questions, asked = ([question_digest(row) for row in part] for part in (found.chats, found.asked))
     assert {*questions}.isdisjoint(asked)
-    assert found.repeats_notes[0] == "120 of 270 rows equal earlier ones: equal rows count once"
-    assert found.repeats_notes[-1] == "30 questions have several answers (such as rows 1 and 241, 2 and 242, 3 and 243)"
+    assert found.repeat_notes[0] == "120 of 270 rows equal earlier ones: equal rows count once"
+    assert found.repeat_notes[-1] == "30 questions have several answers (such as rows 1 and 241, 2 and 242, 3 and 243)"
     overlapping = written(tmp_path / "asked.jsonl", chats(60))
     other = read_chats(base, written(tmp_path / "more.jsonl", chats(140)), overlapping)
     assert (len(other.asked), len(other.chats)) == (40, 100)

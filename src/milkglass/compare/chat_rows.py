@@ -17,7 +17,7 @@ from milkglass.compare.rows import (
     ComparisonRows,
     digest_of,
     equal_notes,
-    repeat_notes,
+    notes_on_repeats,
     require_rows,
     require_trainable,
 )  # fmt: skip
@@ -40,7 +40,7 @@ from milkglass.rows.repeats import Repeats, distinct_indices, unrelated_indices
 from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import LabelledTexts
 
-TASK = "causal-lm"
+CHAT_TASK = "causal-lm"
 MAX_ROW_TOKENS = 512  # tokens of a row, as `finetune` cuts it
 TOKENS_A_STEP = {"bfloat16": 768, "float32": 512}  # of the longest rows: a training of SmolLM2 stays below 4 GB
 MAX_ROWS_A_STEP = 8  # rows, as `finetune` has it
@@ -101,7 +101,7 @@ class ChatRows(ComparisonRows):
 
         Args:
             base: the model, whose template and tokenizer decide which rows are too long.
-            validation: the rows that are asked about. None: a random fifth of the data.
+            validation: the held-out rows. None: a random fifth of the data.
             seed: decides that fifth.
             summary: the summary of the data.
 
@@ -141,9 +141,9 @@ class ChatRows(ComparisonRows):
             )
         candidates = [rows.examples[index] for index in answered_indices]
         train_indices = [answered_indices[i] for i in unrelated_indices(candidates, held_out_examples)]
-        asked_count = len(answered_indices) - len(train_indices)
-        require_trainable(data.name, len(train_indices), asked_count)
-        notes = repeat_notes(rows.examples, asked_count)
+        excluded_count = len(answered_indices) - len(train_indices)
+        require_trainable(data.name, len(train_indices), excluded_count)
+        notes = notes_on_repeats(rows.examples, excluded_count)
         if validation_rows is not None:
             notes += equal_notes(Repeats.of(validation_rows.examples), f"{files[1].name}: ")
         chats = [rows.examples[index] for index in train_indices]
@@ -153,16 +153,16 @@ class ChatRows(ComparisonRows):
         )
         lengths = [min(max_length, rows.lengths[index]) for index in train_indices]
         return cls(
-            names=(), train=train, held_out=held_out, digest=digest_of(chats, held_out_examples), task=TASK,
+            class_names=(), train=train, held_out=held_out, digest=digest_of(chats, held_out_examples), task=CHAT_TASK,
             chats=tuple(chats), asked=tuple(held_out_examples),
             extent=extent, max_row_tokens=max(lengths), cut_count=len({*rows.cut_indices} & {*train_indices}),
-            left_out_count=len(rows.unanswered_indices), repeats_notes=notes,
+            left_out_count=len(rows.unanswered_indices), repeat_notes=notes,
         )  # fmt: skip
 
     @property
-    def private(self) -> list[str]:
-        """Returns what is attacked: what users say in a half of the rows that are trained with."""
-        return super().private[: self.extent.attacked]
+    def attacked_texts(self) -> list[str]:
+        """Returns the texts that are attacked: what users say in a half of the training rows."""
+        return super().attacked_texts[: self.extent.attacked]
 
     def training(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the settings of every training: those that were given, and others that fit a small machine.
@@ -202,7 +202,7 @@ class ChatRows(ComparisonRows):
         if self.left_out_count:
             left_out = "1 row is left out" if self.left_out_count == 1 else f"{self.left_out_count:,} rows are left out"
             words.append(f"{left_out}: no answer begins within {max_length} tokens")
-        return (*words, *self.repeats_notes)
+        return (*words, *self.repeat_notes)
 
 
 @dataclass(frozen=True, eq=False)

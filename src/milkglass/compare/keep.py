@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from milkglass import files
 from milkglass.client import alone
-from milkglass.compare.chat_rows import TASK
+from milkglass.compare.chat_rows import CHAT_TASK
 from milkglass.compare.kept_model import MARK
-from milkglass.compare.ways import ComparisonSettings, WayAnswer
+from milkglass.compare.ways import ComparisonSettings, WayAnswers
 from milkglass.defences.token_halves import TokenServer
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
@@ -95,27 +95,27 @@ def require_apart(kept_folder: Path, out: Path, cells: Path) -> None:
             )
 
 
-def keep(settings: ComparisonSettings, answer: WayAnswer, folder: Path, origin: Mapping[str, str]) -> None:
+def keep(settings: ComparisonSettings, measured: WayAnswers, folder: Path, origin: Mapping[str, str]) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 
     Args:
-        answer: the way's answers, with the model that gave them. A way without a model writes nothing.
+        measured: the way's answers, with the model that gave them. A way without a model writes nothing.
         origin: tells the model from those of other ways and comparisons.
 
     Raises:
         UsageError: the folder holds something else, or the model has no folder of its own.
     """
     require_free(folder)
-    if answer.cell is None and answer.model is None:
+    if measured.cell is None and measured.model is None:
         return
-    names = list(settings.rows.names)
+    names = list(settings.rows.class_names)
     with files.new_dir(folder, replaces=True) as partial:
-        if answer.model is not None:
-            alone.save(answer.model, names, partial)
+        if measured.model is not None:
+            alone.save(measured.model, names, partial)
         else:
-            _write_model(answer, settings, names, partial)
+            _write_model(measured, settings, names, partial)
         scale = Scale.of(map(float, settings.rows.train.labels)) if settings.rows.task == "regression" else None
-        if scale is not None and answer.model is None and _fold_scale(partial, scale):
+        if scale is not None and measured.model is None and _fold_scale(partial, scale):
             scale = None
         mark = {
             "made by": "milkglass compare", "task": settings.rows.task, "max_length": settings.training.max_length,
@@ -144,16 +144,16 @@ def _fold_scale(folder: Path, scale: Scale) -> bool:
     return False
 
 
-def _write_model(answer: WayAnswer, settings: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
+def _write_model(measured: WayAnswers, settings: ComparisonSettings, names: Sequence[str], folder: Path) -> None:
     """Writes the trained encoder and its tokenizer, with the settings that `classify --local` needs."""
-    assert answer.cell is not None and isinstance(answer.cell.tuned, TokenServer) and answer.folder is not None
-    for path in answer.cell.tuned.folder.iterdir():
+    assert measured.cell is not None and isinstance(measured.cell.tuned, TokenServer) and measured.folder is not None
+    for path in measured.cell.tuned.folder.iterdir():
         if path.name == "config.json" or path.suffix == ".safetensors" or path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
     for name in TOKENIZER_FILES:
-        if (answer.folder / name).is_file():
-            shutil.copyfile(answer.folder / name, folder / name)
-    if settings.rows.task == TASK:
+        if (measured.folder / name).is_file():
+            shutil.copyfile(measured.folder / name, folder / name)
+    if settings.rows.task == CHAT_TASK:
         return
     tokenizer_config = read_json(folder / "tokenizer_config.json")
     tokenizer_config["model_max_length"] = settings.training.max_length

@@ -9,7 +9,7 @@ from typing import Any
 
 from milkglass.client.obfuscate.preflight import require_padding
 from milkglass.client.training_request import step_count, training_defaults
-from milkglass.compare.chat_rows import MAX_ROW_TOKENS, QUICK, TASK, ChatRows, ComparisonSize
+from milkglass.compare.chat_rows import CHAT_TASK, MAX_ROW_TOKENS, QUICK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training_checks import MIN_LOSS_REPORTS, cut_rows_message, row_token_ids, unknown_tokens_message
 from milkglass.device import training_dtype
@@ -58,13 +58,13 @@ def prepare(
         UnsupportedModel: the model is a decoder without a padding id, and the rows have labels.
     """
     summary = checked_summary(data, task)
-    if summary.task == TASK:
+    if summary.task == CHAT_TASK:
         options = {**options, "max_length": options.get("max_length") or MAX_ROW_TOKENS}
         return _prepare_chats(open_model, data, held_out, options, seed, quick, summary, report_skipped)
     options = {**options, "max_length": options.get("max_length") or text_length}
     rows = ComparisonRows.read(data, held_out, seed, report_skipped, task, max_rows)
     settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), options, False))
-    head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.names)}
+    head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.class_names)}
     training = Hyperparameters(**{**settings, **head, "dtype": training_dtype(), "seed": seed})
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
@@ -73,7 +73,7 @@ def prepare(
     training = training.model_copy(update={"max_length": min(training.max_length, max_tokens)})
     tokens = row_token_ids(base, rows.train)
     cut_note = cut_rows_message(tokens, training.max_length, max_tokens, rows.train.pairs is not None)
-    notes = [*rows.repeats_notes, cut_note, unknown_tokens_message(base, tokens), _language_note(rows)]
+    notes = [*rows.repeat_notes, cut_note, unknown_tokens_message(base, tokens), _language_note(rows)]
     return PreparedRows(rows, base, training, tuple(filter(None, notes)))
 
 
@@ -98,11 +98,13 @@ def _prepare_chats(
 ) -> PreparedRows:  # fmt: skip
     report_skipped(data.name, summary)
     if held_out is not None:
-        report_skipped(held_out.name, checked_summary(held_out, TASK))
+        report_skipped(held_out.name, checked_summary(held_out, CHAT_TASK))
     base, extent = open_model(), QUICK if quick else ComparisonSize()
     rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
-    settings = hyperparameters_of({"task": TASK, **rows.training(options)})
-    training = Hyperparameters(**{**settings, "task": TASK, "seed": seed}).for_layers(len(ModelSizes.of(base).layers))
+    settings = hyperparameters_of({"task": CHAT_TASK, **rows.training(options)})
+    training = Hyperparameters(**{**settings, "task": CHAT_TASK, "seed": seed}).for_layers(
+        len(ModelSizes.of(base).layers)
+    )
     training = _with_frequent_reports(training, len(rows.train.texts))
     unknown_note = unknown_tokens_message(base, row_token_ids(base, rows.train))
     notes = (*rows.notes(training), unknown_note, _language_note(rows))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.compare.answers import losses_of
-from milkglass.compare.chat_rows import TASK
+from milkglass.compare.chat_rows import CHAT_TASK
 from milkglass.compare.result import Difference
 from milkglass.compare.rows import ComparisonRows
 from milkglass.metrics.glue import pearson
@@ -27,7 +27,7 @@ Measure = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # takes (b, n) ind
 def quality_of(rows: ComparisonRows, answers: NDArray[Any]) -> Interval:
     """Returns the accuracy, Pearson's correlation or the loss of a token, with a 95 % interval over the rows."""
     rng = np.random.default_rng(0)
-    if rows.task == TASK:
+    if rows.task == CHAT_TASK:
         return mean_loss(*losses_of(answers), rng)
     truth = np.asarray(rows.held_out.labels)
     return pearson(answers, truth, rng) if rows.task == "regression" else _accuracy(answers == truth)
@@ -51,7 +51,7 @@ def difference_of(rows: ComparisonRows, answers: NDArray[Any], other_answers: ND
     binomial bound over rows. The p-value is that of the exact sign test of the rows that only one of both has right
     (McNemar 1947), or of a randomization test that swaps both ways' answers to random rows (Fisher 1935).
     """
-    if rows.task == TASK:
+    if rows.task == CHAT_TASK:
         return _difference(_mean_loss_of(answers, other_answers), len(losses_of(answers)[0]))
     truth = np.asarray(rows.held_out.labels)
     if rows.task == "regression":

@@ -64,10 +64,10 @@ def attack_halves(
     progress: Callable[[AttackResult], None] = lambda result: None, on_begin: Log = no_log,
     attacks: Mapping[str, Attack] = ATTACKS, clock_seconds: float = math.nan, deadline: Budget | None = None,
 ) -> Reading:  # fmt: skip
-    """Attacks the texts `settings.rows.private` through the halves of one way, and returns what is read.
+    """Attacks the texts `settings.rows.attacked_texts` through the halves of one way, and returns what is read.
 
     All attackers have the server's half. One has no text, one has `public`, and one has the training texts
-    `settings.rows.others`.
+    `settings.rows.attacker_texts`.
 
     Args:
         settings: what all ways of the comparison share.
@@ -82,7 +82,7 @@ def attack_halves(
         clock_seconds: the seconds by the clock after which `budget` is over too; nan if no clock ends it.
         deadline: a budget of the clock's seconds that ends an attack which did not end by itself.
     """
-    private, corpora = settings.rows.private, {OTHER: list(public), ALIKE: settings.rows.others}
+    private, corpora = settings.rows.attacked_texts, {OTHER: list(public), ALIKE: settings.rows.attacker_texts}
     held_corpora = {who: texts for who, texts in corpora.items() if texts}
     scene = scene_of(settings.base, cell.client, cell.server, private, held_corpora)
     signatures = [signature(attack) for attack in attacks.values()]
@@ -148,7 +148,7 @@ def _example_index(scene: Scene, seed: int) -> int | None:
 
 def reading_of_plain_text(settings: ComparisonSettings, cell: TrainedHalves) -> Reading:
     """Returns the reading of text that crosses as it is."""
-    scene = scene_of(settings.base, cell.client, cell.server, settings.rows.private, {})
+    scene = scene_of(settings.base, cell.client, cell.server, settings.rows.attacked_texts, {})
     truth, texts = scene.truth, scene.texts
     everything = Interval(1.0, 1.0, 1.0, len(truth.tokens))
     has_content = bool(_content_ids(scene)[truth.tokens.ids].any())

@@ -13,12 +13,12 @@ from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import WRITTEN_AS_ALL
 
 VERSION = 1
-Group = Literal[
+WayGroup = Literal[
     "nothing is sent", "names are masked", "words are replaced", "words are scrambled", "states are sent",
     "confidential hardware", "sent as it is",
 ]  # fmt: skip
-UNCHANGED_GROUPS: tuple[Group, ...] = ("confidential hardware", "sent as it is")  # in which the text is not changed
-State = Literal["done", "does not apply", "not run", "failed"]
+UNCHANGED_GROUPS: tuple[WayGroup, ...] = ("confidential hardware", "sent as it is")  # in which the text is not changed
+WayState = Literal["done", "does not apply", "not run", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Reading:
 
     @property
     def may_grow(self) -> bool:
-        """Returns whether more time for the attacks may read more: it ended some, and not all is read."""
+        """Returns whether longer attacks may read more: time ended some of them, and not every share reads as 100 %."""
         known = [share.value for share in (self.content, self.names, self.numbers) if share is not None]
         return self.cut and not (known and min(known) >= WRITTEN_AS_ALL)
 
@@ -92,8 +92,8 @@ class WayResult:
         quality: the quality of the answers to the held-out rows, with a 95 % interval over rows. For answers in words
             the loss.
         more: further measures of the same answers.
-        above: by how much the quality exceeds that of the best way with nothing sent, in the same rows. Of a loss, less
-            than 0 is better. None: the way sends nothing, or there is none to compare with.
+        above: the quality less that of the best local way, in the same rows; for a loss, below 0 is better. None: the
+            way sends nothing, or there is none to compare with.
         reading: None: nothing is sent.
         seconds: CPU seconds of the user's machine for 1,000 texts, once the way is set up.
         setup: CPU seconds of the user's machine to set the way up, training included where the user trains.
@@ -102,13 +102,14 @@ class WayResult:
         trust: whom the user trusts.
         command: the next command.
         notes: what to know of this row, such as that its training was too short.
-        answers_digest: the same for ways with the same answers, such as the model in other places; "" if not known.
+        answers_digest: a digest of the answers: equal for ways with equal answers, such as one model in two places; ""
+            if not known.
     """
 
     name: str
     title: str
-    group: Group
-    state: State
+    group: WayGroup
+    state: WayState
     reason: str = ""
     quality: Interval | None = None
     more: Mapping[str, float] = field(default_factory=dict)
@@ -145,8 +146,11 @@ class WayResult:
         return 0.0 if self.is_local else max((share.value for share in self._read_shares), default=math.nan)
 
     @property
-    def highest_share_read(self) -> float:
-        """Returns the largest upper end of the intervals of these shares; nan if none is known."""
+    def share_read_upper_end(self) -> float:
+        """Returns the largest upper interval end of the shares read of content words, names and numbers.
+
+        It is nan if none is known.
+        """
         ends = [share.value if math.isnan(share.high) else share.high for share in self._read_shares]
         return 0.0 if self.is_local else max(ends, default=math.nan)
 
@@ -178,17 +182,18 @@ class ComparisonResult:
         model: the public model's name.
         task: "classification", "regression" or "causal-lm".
         measure: what `quality` is: "accuracy", "pearson" or "loss".
-        rows, held_out, attacked: how many rows were trained with, asked about, and attacked.
+        rows, held_out, attacked: the number of training rows, of held-out rows, and of attacked texts.
         classes: the number of classes; 0 for scores and answers.
         ways: in the order of the table.
         verdict: some sentences; the first is for a person who decides.
         over_commonest: the difference from naming the commonest class or the mean score, in the same rows, of the way
             that is most surely better; its p-value counts the number of ways. None: it is not known.
-        smaller_ways: the models with nothing sent that a paired test does not tell from the best of them, and that are
-            smaller. Rows with answers: none.
+        smaller_ways: the local ways with a smaller model that a paired test does not tell from the best local way.
+            Empty for rows with answers.
         seconds: by the clock.
-        kept, kept_way: the folder in which this call kept a model with nothing sent, and its way; "" if it kept none.
-        kept_folders: the folders of all models that calls with this `out` kept and that are still there, by way.
+        kept, kept_way: the folder in which this call kept a local model, and the model's way; both "" if it kept none.
+        kept_folders: by way, the folders that still exist of models that this or earlier calls with the same output
+            folder kept.
         taken_over: the ways that earlier calls finished, each with the command of its call; "" if it is not known.
         settings: the training's settings.
         notes: how the rows were trained with and asked about.
@@ -243,5 +248,5 @@ class ComparisonResult:
 
 
 def slower_alternative(command: str) -> str:
-    """Returns the words that offer to leave out --quick, or "" if the command has no such option."""
+    """Returns ", or leave out --quick" if the command has that option, else ""."""
     return ", or leave out --quick" if "--quick" in command.split() else ""

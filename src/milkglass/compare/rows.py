@@ -1,4 +1,4 @@
-"""A user's rows: some are trained with, some are asked about, and of the first a half is what attackers try to read."""
+"""Splits a user's rows into training rows and held-out rows; attackers try to read half of the training rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_ATTACKED = 1_000  # texts that are attacked
 
 @dataclass(frozen=True, eq=False)
 class SplitRows:
-    """Holds rows that are trained with, and others that are asked about: none asks the same as one of the others.
+    """Holds training rows and held-out rows. No training row asks the same as a held-out row.
 
     Attributes:
         notes: sentences on rows that repeat others.
@@ -40,11 +40,11 @@ class SplitRows:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, data: DataFile, validation: DataFile | None, seed: int, max_rows: int | None) -> SplitRows:
+    def read(cls, data: DataFile, validation: DataFile | None, seed: int, max_rows: int | None) -> SplitRows:
         """Reads the rows. Rows that are equal in question and answer count once.
 
         Args:
-            validation: the rows that are asked about. None: a random fifth of the data.
+            validation: the held-out rows. None: a random fifth of the data.
             seed: decides that fifth.
             max_rows: how many random rows are taken of each file at most. None: all.
 
@@ -69,7 +69,7 @@ class SplitRows:
         candidates = [rows[i] for i in order]
         train = [candidates[index] for index in unrelated_indices(candidates, held_out)]
         require_trainable(data.name, len(train), len(candidates) - len(train))
-        notes = repeat_notes(all_rows, len(candidates) - len(train))
+        notes = notes_on_repeats(all_rows, len(candidates) - len(train))
         if validation is not None:
             notes += equal_notes(Repeats.of(validation_rows), f"{validation.name}: ")
         return cls(train, held_out, notes)
@@ -87,9 +87,9 @@ def _require_known_labels(file: DataFile, data_name: str, labels: Sequence[str])
 
 
 def require_rows(
-    name: str, count: int, least: int, equal_count: int, alternative: str = "", max_tokens: int | None = None
+    name: str, count: int, min_count: int, equal_count: int, alternative: str = "", max_tokens: int | None = None
 ) -> None:
-    """Raises CodecError if a file has fewer than `least` rows.
+    """Raises CodecError if a file has fewer than `min_count` rows.
 
     Args:
         name: the file's name.
@@ -98,71 +98,71 @@ def require_rows(
         alternative: what else helps, for the hint.
         max_tokens: the limit within which the counted rows are. None: they have none.
     """
-    if count < least:
+    if count < min_count:
         rows = "row" if count == 1 else "rows"
         counted = f"{count} different {rows}" if equal_count else f"{count} {rows}"
         within = "" if max_tokens is None else f" within {max_tokens} tokens"
         equal = f" ({equal_count:,} equal earlier ones)" if equal_count else ""
         hint = f"give more rows, {alternative}" if alternative else "give more rows"
-        raise CodecError(f"{name} has {counted}{within}{equal}, {least} are needed", hint)
+        raise CodecError(f"{name} has {counted}{within}{equal}, {min_count} are needed", hint)
 
 
-def require_trainable(name: str, count: int, asked_count: int) -> None:
+def require_trainable(name: str, count: int, excluded_count: int) -> None:
     """Raises CodecError if too few rows are left to train with.
 
     Args:
         name: the file's name.
         count: how many rows are left.
-        asked_count: how many were left out, since they ask the same as a row that is asked about.
+        excluded_count: how many rows were left out, since a held-out row asks the same.
     """
     if count < MIN_COMPARISON_ROWS:
         raise CodecError(
-            f"{name} has {count} rows to train with, and {asked_count:,} that ask the same as a row that is asked "
+            f"{name} has {count} rows to train with, and {excluded_count:,} that ask the same as a row that is asked "
             f"about; {MIN_COMPARISON_ROWS} are needed",
             "a row is trained with or asked about, not both: give other rows in one of the files",
         )
 
 
-def repeat_notes(rows: Sequence[Example], asked_count: int) -> tuple[str, ...]:
+def notes_on_repeats(rows: Sequence[Example], excluded_count: int) -> tuple[str, ...]:
     """Returns sentences on rows that repeat others.
 
     Args:
         rows: all rows of a file.
-        asked_count: how many are left out of training, since they ask the same as a row that is asked about.
+        excluded_count: how many rows are left out of training, since a held-out row asks the same.
     """
-    asked_note = ""
-    if asked_count:
-        left_out = "row is" if asked_count == 1 else "rows are"
-        asked_note = f"{asked_count:,} {left_out} not trained with, since the same is asked about"
+    excluded_note = ""
+    if excluded_count:
+        left_out = "row is" if excluded_count == 1 else "rows are"
+        excluded_note = f"{excluded_count:,} {left_out} not trained with, since the same is asked about"
     repeats = Repeats.of(rows)
-    return *equal_notes(repeats), *filter(None, (asked_note, repeats.contradiction_text()))
+    return *equal_notes(repeats), *filter(None, (excluded_note, repeats.contradiction_text()))
 
 
 def equal_notes(repeats: Repeats, prefix: str = "") -> tuple[str, ...]:
-    """Returns a sentence, after a prefix, on rows that equal earlier ones; nothing if there are none."""
+    """Returns a sentence on rows that equal earlier ones, with a prefix; an empty tuple if there are none."""
     text = repeats.equal_text()
     return (f"{prefix}{text}: equal rows count once",) if text else ()
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonRows:
-    """Holds a user's rows: some are trained with, others are asked about.
+    """Holds a user's rows, split into training rows and held-out rows.
 
     Attributes:
-        names: the names of the classes, by number; empty for scores.
-        train: the rows that are trained with.
-        held_out: the rows that are asked about.
+        class_names: the names of the classes, by number; empty for scores.
+        train: the training rows.
+        held_out: the held-out rows.
         digest: the digest of what was read (`digest_of`).
-        task: "classification" or "regression".
-        repeats_notes: sentences on rows that repeat others.
+        task: "classification", "regression" or, in `ChatRows`, "causal-lm".
+        repeat_notes: sentences on rows that repeat others.
     """
 
-    names: tuple[str, ...]
+    class_names: tuple[str, ...]
     train: LabelledTexts = field(repr=False)
     held_out: LabelledTexts = field(repr=False)
     digest: str
     task: str = "classification"
-    repeats_notes: tuple[str, ...] = ()
+    repeat_notes: tuple[str, ...] = ()
 
     @classmethod
     def read(
@@ -170,10 +170,10 @@ class ComparisonRows:
         report_skipped: Callable[[str, Summary], None] = lambda name, summary: None, task: str | None = None,
         max_rows: int | None = None,
     ) -> ComparisonRows:  # fmt: skip
-        """Reads the rows. Equal rows count once, and what is asked about is not trained with.
+        """Reads the rows. Equal rows count once, and no training row asks the same as a held-out row.
 
         Args:
-            validation: the rows that are asked about. None: a random fifth of the data.
+            validation: the held-out rows. None: a random fifth of the data.
             seed: decides that fifth.
             report_skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
@@ -188,7 +188,7 @@ class ComparisonRows:
             report_skipped(file.name, file_summary)
         if validation is not None and not summary.scale:
             _require_known_labels(validation, data.name, summary.labels)
-        split = SplitRows.of(data, validation, seed, max_rows)
+        split = SplitRows.read(data, validation, seed, max_rows)
         is_regression = summary.task == "regression"
         numbers = {name: number for number, name in enumerate(summary.labels)}
         train, held_out = (
@@ -198,24 +198,27 @@ class ComparisonRows:
         return cls(summary.labels, train, held_out, digest, summary.task, split.notes)
 
     @property
-    def private(self) -> list[str]:
-        """Returns the texts that are attacked: those of one half of the training rows at most, of pairs both."""
+    def attacked_texts(self) -> list[str]:
+        """Returns the texts that are attacked, at most MAX_ATTACKED: those of the first half of the training rows.
+
+        A pair is two texts.
+        """
         max_rows = MAX_ATTACKED if self.train.pairs is None else MAX_ATTACKED // 2
         return self._texts_of(slice(min(max_rows, len(self.train.texts) // 2)))
 
     @property
-    def others(self) -> list[str]:
-        """Returns the texts of the other half, which an attacker has."""
+    def attacker_texts(self) -> list[str]:
+        """Returns the texts of the second half of the training rows, which an attacker has."""
         return self._texts_of(slice(len(self.train.texts) // 2, None))
 
     def _texts_of(self, rows: slice) -> list[str]:
-        """Returns the texts of these training rows, of pairs the second texts after the first ones."""
+        """Returns the texts of some training rows; of pairs, all first texts and then all second texts."""
         return [*self.train.texts[rows], *(self.train.pairs[rows] if self.train.pairs is not None else ())]
 
-    def problem(self) -> TrialData:
-        """Returns the rows in the form from which a cell is trained."""
+    def cell_data(self) -> TrialData:
+        """Returns the rows in the form that a training takes."""
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
-        classes = 1 if self.task == "regression" else len(self.names)
+        classes = 1 if self.task == "regression" else len(self.class_names)
         return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes)
 
 

@@ -26,14 +26,14 @@ from milkglass.audit.outcome import AttackResult, interval_from_json, nan_as_non
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.catalogue import signature
 from milkglass.compare import keep
-from milkglass.compare.chat_rows import TASK, ChatRows
+from milkglass.compare.chat_rows import CHAT_TASK, ChatRows
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
 from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
-from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswer
+from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
 from milkglass.deadline import until
 from milkglass.errors import JobFailed, MilkglassError
 from milkglass.experiments.runs import claim_run_folder, code_version, pack_answers, read_stored_json, unpack_answers
@@ -54,7 +54,7 @@ LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least 
 
 KEEP_COMMAND = "{compare} --ways {name} --keep kept-{name}"  # keeps a way's model in a folder of its own
 LOSS_FELL = "its loss still fell when its training ended"  # how such a note of a way begins
-MEASURES = {"classification": "accuracy", "regression": "pearson", TASK: "loss"}
+MEASURES = {"classification": "accuracy", "regression": "pearson", CHAT_TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
 
 
@@ -114,16 +114,16 @@ def compare(
     rows, merged = settings.rows, tuple(run.with_earlier(results, answers))
     compared = ComparisonResult(
         settings.name, rows.task, MEASURES[rows.task],
-        len(rows.train.texts), len(rows.held_out.texts), len(rows.private), len(rows.names), merged,
+        len(rows.train.texts), len(rows.held_out.texts), len(rows.attacked_texts), len(rows.class_names), merged,
         settings=settings.training.model_dump(),
         notes=(
-            *settings.notes, *_work_notes(merged), *_names_notes(merged, len(rows.private)),
+            *settings.notes, *_work_notes(merged), *_names_notes(merged, len(rows.attacked_texts)),
             *_epochs_notes(settings, merged), *_taken_over_notes(settings, run.taken_over),
         ),
         taken_over=run.taken_over, larger_command=_larger_command(settings, merged),
         origin={"run": name, **code_version(), "command": settings.commands.get("run", "")},
     )  # fmt: skip
-    if rows.task != TASK:
+    if rows.task != CHAT_TASK:
         names = [way.name for way in compared.finished_ways if way.name in answers and way.name != "commonest"]
         over_commonest = _over_commonest(settings, [answers[name] for name in names])
         compared = replace(compared, over_commonest=over_commonest)
@@ -165,11 +165,15 @@ def _smaller_ways(
 ) -> tuple[str, ...]:
     """Returns the names of the ways of `ComparisonResult.smaller_ways`."""
     best = compared.best_local_with_model
-    if best is None or best.name not in answers or best.name not in WAYS or settings.rows.task == TASK:
+    if best is None or best.name not in answers or best.name not in WAYS or settings.rows.task == CHAT_TASK:
         return ()
     local_names = [way.name for way in compared.finished_ways if way.is_local and way.name != "commonest"]
     known_names = [name for name in local_names if name in answers and name in WAYS]
-    names = [name for name in known_names if WAYS[name].work(settings) < WAYS[best.name].work(settings)]
+    names = [
+        name
+        for name in known_names
+        if WAYS[name].relative_training_cost(settings) < WAYS[best.name].relative_training_cost(settings)
+    ]
     p_values = {name: difference_of(settings.rows, answers[best.name], answers[name]).p_value for name in names}
     return tuple(name for name, p_value in p_values.items() if p_value > MAX_P_VALUE)
 
@@ -252,7 +256,7 @@ def _is_attacked(way: Way) -> bool:
 def _larger_command(settings: ComparisonSettings, ways: Sequence[WayResult]) -> str:
     """Returns the command that trains a larger model here; "" if a way was that, or the rows have answers."""
     names = {way.name for way in ways}
-    if settings.rows.task == TASK or not settings.commands or names & {"large-encoder", "own-model"}:
+    if settings.rows.task == CHAT_TASK or not settings.commands or names & {"large-encoder", "own-model"}:
         return ""
     return KEEP_COMMAND.format(name="large-encoder", **settings.commands)
 
@@ -308,10 +312,12 @@ class _Run:
         self._started = time.monotonic() if limits.started is None else limits.started
         self.settings, self._deadline = settings, self._started + limits.seconds
         self.out, self.limits, self.public, self.log, self.on_begin = out, limits, public, log, on_begin
-        self.models: dict[str, WayAnswer] = {}
+        self.models: dict[str, WayAnswers] = {}
         self.earlier_seconds = 0.0
         self.taken_over: dict[str, str] = {}
-        self._training_seconds = list[float]()  # by the clock, for a unit of `Way.work`; one entry a training
+        self._training_seconds = list[
+            float
+        ]()  # by the clock, for a unit of `Way.relative_training_cost`; one entry a training
         self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
 
     def elapsed_seconds(self) -> float:
@@ -327,7 +333,7 @@ class _Run:
 
     def _training_cost(self, way: Way) -> float:
         """Returns about how many seconds of the clock a way's training takes; 0 before one was seen."""
-        if not self._training_seconds or not (work := way.work(self.settings)):
+        if not self._training_seconds or not (work := way.relative_training_cost(self.settings)):
             return 0.0
         return work * float(np.mean(self._training_seconds))
 
@@ -379,41 +385,40 @@ class _Run:
             self.log(f"{way.title}: its answers are measured")
             with self._counting_time(way):
                 with until(self._deadline):
-                    way_answer = way.measure_answers(self.settings)
-                if way_answer.cell is not None:
+                    measured = way.measure_answers(self.settings)
+                if measured.cell is not None:
                     self._note_training_time(time.monotonic() - started, way)
-                if not np.isfinite(way_answer.answers).all():
+                if not np.isfinite(measured.answers).all():
                     raise JobFailed("its training diverged: answers are not numbers", "give a smaller --learning-rate")
                 if way.is_local:
-                    self.models[way.name] = way_answer
-                reading = self._attack(way, way_answer, seconds)
+                    self.models[way.name] = measured
+                reading = self._attack(way, measured, seconds)
         except (MilkglassError, OSError, ModuleNotFoundError) as error:  # the other ways are run all the same
             if isinstance(error, MilkglassError) and time.monotonic() > self._deadline:
                 timeout = f"the {duration_text(self.limits.seconds)} ended before it had answers"
                 return replace(empty_result, reason=f"{timeout}: the same command with a longer --budget goes on"), None
             return replace(empty_result, state="failed", reason=_fault_text(error)), None
-        way_quality = quality_of(self.settings.rows, way_answer.answers)
+        way_quality = quality_of(self.settings.rows, measured.answers)
         is_perfect = self.settings.rows.task == "classification" and way_quality.value == 1
-        may_learn_more = bool(way.work(self.settings)) and not is_perfect
+        may_learn_more = bool(way.relative_training_cost(self.settings)) and not is_perfect
         result = replace(
             empty_result, state="done", reason="", quality=way_quality, reading=reading,
-            seconds=way_answer.seconds, setup=way_answer.setup, bytes=way_answer.bytes, more=way_answer.more,
-            notes=(*way_answer.notes, *(self._notes(way_answer) if may_learn_more else ())),
-            answers_digest=_answers_digest(way_answer.answers),
+            seconds=measured.seconds_per_1000_texts, setup=measured.setup_seconds, bytes=measured.bytes_per_text,
+            more=measured.more,
+            notes=(*measured.notes, *(self._notes(measured) if may_learn_more else ())),
+            answers_digest=_answers_digest(measured.answers),
         )  # fmt: skip
-        self._store(way, result, way_answer.answers, time.monotonic() - started, seconds)
-        return result, way_answer.answers
+        self._store(way, result, measured.answers, time.monotonic() - started, seconds)
+        return result, measured.answers
 
     def _note_training_time(self, seconds: float, way: Way) -> None:
         """Remembers how long a training took. One that was made earlier tells nothing."""
-        if (work := way.work(self.settings)) and seconds > TAKEN_OVER_SECONDS:
+        if (work := way.relative_training_cost(self.settings)) and seconds > TAKEN_OVER_SECONDS:
             self._training_seconds.append(seconds / work)
 
-    def _notes(self, way_answer: WayAnswer) -> tuple[str, ...]:
+    def _notes(self, measured: WayAnswers) -> tuple[str, ...]:
         """Returns a note if the loss still fell when the training ended."""
-        if way_answer.cell is None or not (
-            losses := reported_losses(self.settings.cells / way_answer.cell.name / "job")
-        ):
+        if measured.cell is None or not (losses := reported_losses(self.settings.cells / measured.cell.name / "job")):
             return ()
         if (means := loss_fall(losses)) is None:
             return ()
@@ -436,8 +441,8 @@ class _Run:
         deadline = max(self._deadline, time.monotonic() + seconds)
         try:
             with until(deadline):
-                way_answer = self.models.get(name) or WAYS[name].measure_answers(self.settings)
-            keep.keep(self.settings, way_answer, folder, origin)
+                measured = self.models.get(name) or WAYS[name].measure_answers(self.settings)
+            keep.keep(self.settings, measured, folder, origin)
         except (MilkglassError, OSError) as error:  # the page is written all the same
             if keep.is_kept(folder, origin):  # by the same command, which runs at the same time
                 return ""
@@ -464,15 +469,15 @@ class _Run:
         folders = [*map(Path, read_stored_json(path, list))] if path.is_file() else []
         return [folder.relative_to(here) if folder.is_relative_to(here) else folder for folder in folders]
 
-    def _attack(self, way: Way, way_answer: WayAnswer, seconds: float) -> Reading | None:
+    def _attack(self, way: Way, measured: WayAnswers, seconds: float) -> Reading | None:
         """Returns what attacks read of a way; None if nothing is sent."""
-        if way.is_local or way_answer.cell is None:
+        if way.is_local or measured.cell is None:
             return None
         if way.group == "sent as it is":
-            return reading_of_plain_text(self.settings, way_answer.cell)
+            return reading_of_plain_text(self.settings, measured.cell)
         if way.group == "confidential hardware":
             nothing = Interval(0.0, 0.0, 0.0, 0)
-            all_read = reading_of_plain_text(self.settings, way_answer.cell)
+            all_read = reading_of_plain_text(self.settings, measured.cell)
             more: tuple[str, ...] = (
                 "all of it is read if the hardware fails",
                 "our verifier knows recordings only, and was never tried on live hardware",
@@ -504,7 +509,7 @@ class _Run:
 
         reading = attack_halves(
             self.settings,
-            way_answer.cell,
+            measured.cell,
             self.public,
             budget,
             self.out / "attacks" / f"{way.name}-{work_limit:g}",
@@ -618,7 +623,7 @@ def _with_gap(
 ) -> WayResult:
     """Returns the result with its difference to the best known way with nothing sent, in the same rows."""
     local_ways = [way for way in known if way.is_local and way.quality is not None]
-    best_local = max(local_ways, key=lambda way: worth_of(way, settings.rows.task == TASK), default=None)
+    best_local = max(local_ways, key=lambda way: worth_of(way, settings.rows.task == CHAT_TASK), default=None)
     if result.is_local or best_local is None or result.name not in answers:
         return result
     return replace(result, above=difference_of(settings.rows, answers[result.name], answers[best_local.name]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from milkglass.compare.chat_rows import TASK
+from milkglass.compare.chat_rows import CHAT_TASK
 from milkglass.compare.ways import ComparisonSettings, Way
 from milkglass.errors import MemoryShort
 from milkglass.metrics.percent import percent
@@ -56,7 +56,7 @@ def require_memory(settings: ComparisonSettings, ways: Sequence[Way], free_bytes
 def _mean_length(settings: ComparisonSettings) -> float:
     """Returns the mean length of some rows in tokens; 0 for rows with answers, whose length is not known yet."""
     rows = settings.rows.train
-    if settings.rows.task == TASK or not len(rows.texts):
+    if settings.rows.task == CHAT_TASK or not len(rows.texts):
         return 0.0
     pairs = None if rows.pairs is None else list(rows.pairs[:SAMPLE_ROWS])
     tokenizer = load_tokenizer(settings.base.folder)

@@ -62,9 +62,9 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             "four times as many rows halve that."
         )
     changed_ways = [way for way in sent_ways if way.group not in UNCHANGED_GROUPS]
-    attacked_ways = [way for way in changed_ways if not math.isnan(way.highest_share_read)]
+    attacked_ways = [way for way in changed_ways if not math.isnan(way.share_read_upper_end)]
     if attacked_ways and not hiding_ways:
-        least_read = min(attacked_ways, key=lambda way: way.highest_share_read)
+        least_read = min(attacked_ways, key=lambda way: way.share_read_upper_end)
         sentences.append(
             f"Of the ways that change the text, least is read of {least_read.title}: {_reading_text(least_read)}; "
             f"it has {quality_text(result, least_read)}."
@@ -153,7 +153,7 @@ def _first_sentence(result: ComparisonResult, best_local: WayResult, better_ways
 
 def _hides(way: WayResult) -> bool:
     """Returns whether little is read of a way that needs no trust in hardware, by the upper ends of intervals."""
-    return way.highest_share_read <= MAX_HIDDEN_SHARE_READ and way.group != "confidential hardware"
+    return way.share_read_upper_end <= MAX_HIDDEN_SHARE_READ and way.group != "confidential hardware"
 
 
 def _is_unmeasured(way: WayResult, noun: str) -> bool:

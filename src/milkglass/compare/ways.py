@@ -1,4 +1,8 @@
-"""The ways of using a model, by name. To add one, write a file and add a line to WAYS; a package adds its own."""
+"""Defines the ways of using a model, and lists them by name.
+
+To add a way, write a subclass and add a line to WAYS. A package adds its own under the entry point group
+"milkglass.way".
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ from milkglass.catalogue import Catalogue
 from milkglass.client.alone import LinearModel
 from milkglass.client.key.scheme import scheme_for
 from milkglass.compare import answers
-from milkglass.compare.chat_rows import TASK, ChatRows, has_tools, unsanitized_share
-from milkglass.compare.result import UNCHANGED_GROUPS, Group, slower_alternative
+from milkglass.compare.chat_rows import CHAT_TASK, ChatRows, has_tools, unsanitized_share
+from milkglass.compare.result import UNCHANGED_GROUPS, WayGroup, slower_alternative
 from milkglass.compare.rows import ComparisonRows
 from milkglass.deadline import require_time
 from milkglass.defences.catalogue import defence_of
@@ -40,14 +44,14 @@ from milkglass.server.spec import Hyperparameters
 from milkglass.threat.defence import Client, Defence
 from milkglass.threat.observations import Observation, Tokens
 
-C = TypeVar("C", bound=Client)
-SMALL_BYTES = range(200_000_000)  # bytes of a model that a laptop trains in minutes
-LARGE_BYTES = range(200_000_000, 700_000_000)  # of BERT-base's size, in fp32
-MIN_TABLE_ROWS = 20_000  # rows of a matrix that is a table of tokens
-MAX_SMALL_DECODER = 600_000_000  # bytes of a model that writes answers on a laptop
+ClientT = TypeVar("ClientT", bound=Client)
+SMALL_BYTES = range(200_000_000)  # sizes in bytes of a model that a laptop trains in minutes
+LARGE_BYTES = range(200_000_000, 700_000_000)  # sizes in bytes near BERT-base's, in fp32
+MIN_TABLE_ROWS = 20_000  # a matrix with at least so many rows is taken for a table of tokens
+MAX_SMALL_DECODER_BYTES = 600_000_000  # a model that writes answers on a laptop
 LABEL_TASKS = ("classification", "regression")
-ALL_TASKS = (*LABEL_TASKS, TASK)
-FEW_STEPS = 100  # of a training; fewer do not teach a model a mixed table
+ALL_TASKS = (*LABEL_TASKS, CHAT_TASK)
+MIN_MIXED_TABLE_STEPS = 100  # steps; fewer do not teach a model a mixed table
 TIMED_TEXTS = 200  # texts that are sent once more, to measure what sending costs
 
 
@@ -59,15 +63,16 @@ class ComparisonSettings:
         name: the public model's name, as the user gave it.
         base: the public model.
         digest: the public model's digest.
-        rows: the user's rows: those that are trained with, and those that are asked about.
+        rows: the user's training rows and held-out rows.
         training: the settings of every training.
         seed: the seed of every training, key and draw.
-        cells: the folder of trained cells.
+        cells: the folder in which trained halves are kept, to be used again.
         threads: how many threads one training uses.
         log: receives the progress of what takes long.
-        commands: what {model}, {rows}, {task}, {kept}, {text}, {halves} and {compare} stand for in the next commands;
-            {halves} are the options of a training of two halves, and "run" is the command of this comparison.
-        notes: how the rows are trained with and asked about.
+        commands: what the fields of next commands stand for: {model}, {rows}, {task}, {kept}, {text}, {halves} (the
+            options of a training of two halves) and {compare}. "run", which is no field, is the command of this
+            comparison.
+        notes: how the model is trained on the rows and evaluated.
     """
 
     name: str
@@ -83,19 +88,20 @@ class ComparisonSettings:
     notes: tuple[str, ...] = ()
 
     @property
-    def problem(self) -> TrialData:
-        return self.rows.problem()
+    def cell_data(self) -> TrialData:
+        """Returns the rows in the form that a training takes."""
+        return self.rows.cell_data()
 
 
 @dataclass(frozen=True, eq=False)
-class WayAnswer:
+class WayAnswers:
     """Holds a way's answers to the held-out rows, and what they cost.
 
     Attributes:
         answers: (rows,) classes or scores; for rows with answers see `predictions` in compare/answers.py.
-        setup: CPU seconds of the user's machine to set the way up.
-        seconds: CPU seconds of the user's machine for 1,000 texts.
-        bytes: the mean bytes of a text on the wire.
+        setup_seconds: CPU seconds of the user's machine to set the way up.
+        seconds_per_1000_texts: CPU seconds of the user's machine for 1,000 texts, once the way is set up.
+        bytes_per_text: the mean bytes of a text on the wire.
         cell: the trained halves, if there are any: what attacks read.
         model: the linear model, if the way has one.
         folder: the folder of the public model that was trained here, with its tokenizer.
@@ -104,9 +110,9 @@ class WayAnswer:
     """
 
     answers: NDArray[Any]
-    setup: float
-    seconds: float
-    bytes: float = 0.0
+    setup_seconds: float
+    seconds_per_1000_texts: float
+    bytes_per_text: float = 0.0
     cell: TrainedHalves | None = field(default=None, repr=False)
     model: LinearModel | None = field(default=None, repr=False)
     folder: Path | None = None
@@ -124,16 +130,16 @@ class Way(abc.ABC):
         group: what leaves the machine.
         trust: whom the user trusts.
         provider: what the provider needs.
-        command: the next command, with fields of `ComparisonSettings.commands`.
+        command: a template of the command that the user runs next, with fields of `ComparisonSettings.commands`.
         quick: whether `--quick` runs the way.
         tasks: the tasks of rows that the way is for.
-        attack_work: the least seconds of one core's work for attacks on the way, if the attack that undoes it needs
-            more than a comparison gives.
+        attack_work: the least budget of attacks on the way, in seconds of one core's work, for a way that only a longer
+            attack undoes.
     """
 
     name: str
     title: str
-    group: Group
+    group: WayGroup
     trust: str = "nobody"
     provider: str = "nothing"
     command: str = ""
@@ -146,15 +152,18 @@ class Way(abc.ABC):
         return self.group == "nothing is sent"
 
     @abc.abstractmethod
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
         """Sets the way up, answers the held-out rows and measures what that costs. Raises MilkglassError."""
 
     def refusal(self, settings: ComparisonSettings) -> str | None:
         """Returns why the way does not apply, or None."""
         return None
 
-    def work(self, settings: ComparisonSettings) -> float:
-        """Returns about what a training of the way costs, as a multiple of a training of the comparison's model."""
+    def relative_training_cost(self, settings: ComparisonSettings) -> float:
+        """Returns the approximate cost of training the way, relative to training the comparison's model.
+
+        It is 0 if nothing is trained.
+        """
         return 0.0
 
     def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
@@ -165,16 +174,16 @@ class Way(abc.ABC):
         """Returns why the way is not for rows of this task, or None."""
         if task in self.tasks:
             return None
-        if task == TASK:
+        if task == CHAT_TASK:
             return "it is for rows with labels"
-        return "it is for rows with answers" if self.tasks == (TASK,) else "it is for rows with classes"
+        return "it is for rows with answers" if self.tasks == (CHAT_TASK,) else "it is for rows with classes"
 
     def title_for(self, task: str) -> str:
         """Returns the title of the way where rows have this task."""
         return self.title
 
     def command_for(self, task: str) -> str:
-        """Returns the next command where rows have this task (`command`)."""
+        """Returns the template of the next command where rows have this task."""
         return self.command
 
     def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
@@ -182,21 +191,21 @@ class Way(abc.ABC):
         return task in self.tasks and (self.quick or not is_quick)
 
 
-def cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+def trained_cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
     """Returns the trained halves of a defence.
 
-    They are trained unless a comparison or a recipe with the same rows and settings did it.
+    They are trained if no earlier comparison or recipe kept halves of the same model, rows and settings.
     """
     model, training = base or settings.base, with_defence_dtype(settings.training, defence)
     digest = settings.digest if base is None else base.digest()
     return train_cell(
-        model, digest, settings.problem, with_training(defence, training), training, settings.seed,
+        model, digest, settings.cell_data, with_training(defence, training), training, settings.seed,
         settings.cells, settings.threads, settings.log,
     )  # fmt: skip
 
 
 def answers_of(settings: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
-    """Returns (rows,) a cell's classes or scores."""
+    """Returns (rows,) the classes or scores that trained halves gave for the held-out rows."""
     predictions = unpack_answers(cell.packed_predictions)
     return predictions.astype(np.float64) if settings.rows.task == "regression" else predictions.astype(np.int64)
 
@@ -220,35 +229,35 @@ def wire_bytes(sent: Sequence[Observation], text_count: int) -> float:
 
 # --- nothing is sent --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
-class CommonestClass(Way):
+class CommonestClassWay(Way):
     """Names the class that most rows have, or their mean score."""
 
     def title_for(self, task: str) -> str:
         return "naming the mean score" if task == "regression" else self.title
 
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
         labels, count = np.asarray(settings.rows.train.labels), len(settings.rows.held_out.texts)
         if settings.rows.task == "regression":
-            return WayAnswer(
+            return WayAnswers(
                 np.full(count, labels.mean()), 0.0, 0.0, notes=("the mean score of the rows trained with",)
             )
         notes = ("the class that most of the rows trained with have",)
-        return WayAnswer(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0, notes=notes)
+        return WayAnswers(np.full(count, np.bincount(labels).argmax()), 0.0, 0.0, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearWay(Way):
     """Fits the linear model of client/alone.py to the user's own words."""
 
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
         train, held_out, watch = settings.rows.train, settings.rows.held_out, Stopwatch()
         is_regression = settings.rows.task == "regression"
         model = LinearModel.fit(
             train.texts, train.labels, train.pairs, is_regression, settings.seed, lambda step: require_time()
         )
         setup, watch = watch.seconds(), Stopwatch()
-        answers = model.predict(held_out.texts, held_out.pairs)
-        return WayAnswer(answers, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
+        predictions = model.predict(held_out.texts, held_out.pairs)
+        return WayAnswers(predictions, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,8 +277,11 @@ class ModelWay(Way):
     def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
         return task in self.tasks and (self.quick or not is_quick or self.suits(base))
 
-    def base(self, settings: ComparisonSettings) -> Checkpoint:
-        """Returns the model. Raises ModelNotFound if the embedded one is not installed."""
+    def chosen_model(self, settings: ComparisonSettings) -> Checkpoint:
+        """Returns the comparison's own model if it suits, else the embedded one.
+
+        Raises ModelNotFound if the embedded one is not installed.
+        """
         return settings.base if self.suits(settings.base) else Checkpoint.open(resolve_model(self.model))
 
     def refusal(self, settings: ComparisonSettings) -> str | None:
@@ -278,11 +290,11 @@ class ModelWay(Way):
         return f"{self.model} is not here: `milkglass models {self.model}` fetches it"
 
     def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
-        return self.base(settings)
+        return self.chosen_model(settings)
 
-    def work(self, settings: ComparisonSettings) -> float:
+    def relative_training_cost(self, settings: ComparisonSettings) -> float:
         trained = None if self.refusal(settings) else self.model_to_train(settings)  # what is not here is not fetched
-        return 0.0 if trained is None else layer_weights(trained) / layer_weights(settings.base)
+        return 0.0 if trained is None else layer_weight_count(trained) / layer_weight_count(settings.base)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,8 +306,8 @@ class EncoderWay(ModelWay):
     def suits(self, base: Checkpoint) -> bool:
         return architecture_of(base).kind == "encoder" and weight_bytes(base) in self.size
 
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
-        return local_answers(settings, self.base(settings))
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
+        return local_answers(settings, self.chosen_model(settings))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,10 +320,10 @@ class DecoderWay(ModelWay):
 
     model: str = "demo:smollm2"
     is_tuned: bool = True
-    tasks: tuple[str, ...] = (TASK,)
+    tasks: tuple[str, ...] = (CHAT_TASK,)
 
     def suits(self, base: Checkpoint) -> bool:
-        return weight_bytes(base) <= MAX_SMALL_DECODER
+        return weight_bytes(base) <= MAX_SMALL_DECODER_BYTES
 
     def trains(self, base: Checkpoint) -> bool:
         return self.is_tuned and self.suits(base)
@@ -319,15 +331,16 @@ class DecoderWay(ModelWay):
     def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
         return super().model_to_train(settings) if self.is_tuned else None
 
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
-        return local_written_answers(settings, self.base(settings), self.is_tuned)
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
+        return local_written_answers(settings, self.chosen_model(settings), self.is_tuned)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnModelWay(Way):
-    """Trains the comparison's own model on this machine. It is the cell of the model as it is, at the provider.
+    """Trains the comparison's own model on this machine.
 
-    It is run by default unless another way does the same.
+    The way "plain" uses the same trained model, so that it is trained once. By default the way runs unless another
+    local way trains the same model.
     """
 
     def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
@@ -335,38 +348,38 @@ class OwnModelWay(Way):
         return task in self.tasks and not any(way.trains(base) for way in others)
 
     def command_for(self, task: str) -> str:
-        return SERVE_LOCALLY if task == TASK else CLASSIFY_LOCALLY
+        return SERVE_LOCALLY if task == CHAT_TASK else CLASSIFY_LOCALLY
 
     def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
         return settings.base
 
-    def work(self, settings: ComparisonSettings) -> float:
+    def relative_training_cost(self, settings: ComparisonSettings) -> float:
         return 1.0
 
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
-        if settings.rows.task == TASK:
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
+        if settings.rows.task == CHAT_TASK:
             return local_written_answers(settings, settings.base)
         return local_answers(settings, settings.base)
 
 
-def local_answers(settings: ComparisonSettings, base: Checkpoint) -> WayAnswer:
+def local_answers(settings: ComparisonSettings, base: Checkpoint) -> WayAnswers:
     """Trains a model with a head for labels on this machine, and measures its answers."""
-    cell = cell_of(settings, Plain(), None if base is settings.base else base)
+    cell = trained_cell_of(settings, Plain(), None if base is settings.base else base)
     watch, (texts, pairs) = Stopwatch(), timed_texts(settings)
     cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
     seconds = 1000 * watch.seconds() / len(texts)
     setup = cell.client_seconds + cell.training_seconds
-    return WayAnswer(answers_of(settings, cell), setup, seconds, cell=cell, folder=base.folder)
+    return WayAnswers(answers_of(settings, cell), setup, seconds, cell=cell, folder=base.folder)
 
 
-def local_written_answers(settings: ComparisonSettings, base: Checkpoint, is_tuned: bool = True) -> WayAnswer:
+def local_written_answers(settings: ComparisonSettings, base: Checkpoint, is_tuned: bool = True) -> WayAnswers:
     """Trains a decoder on this machine if `is_tuned`, and measures its answers in words."""
     assert isinstance(settings.rows, ChatRows)
     is_settings_base = base is settings.base
-    cell, _ = decoder_of(settings, Plain(), None if is_settings_base else base, is_tuned)
+    cell, _ = decoder_cell_of(settings, Plain(), None if is_settings_base else base, is_tuned)
     losses = answers.predictions(cell, settings.rows, None if is_settings_base else settings.base)
     setup = cell.client_seconds + (cell.training_seconds if is_tuned else 0.0)
-    return WayAnswer(
+    return WayAnswers(
         losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
     )
 
@@ -377,13 +390,14 @@ class DefenceWay(Way):
     """Puts a defence in front of a provider's model.
 
     Attributes:
-        entry: the defence as a recipe writes it (defences/catalogue.py). {}: there is none. What a scheme's entry
-            leaves open is what `milkglass obfuscate` suggests for the model.
+        entry: the defence as a recipe writes it (defences/catalogue.py); {} for none. Parameters that a scheme's entry
+            lacks are those that `milkglass obfuscate` suggests for the model.
     """
 
     entry: Mapping[str, Any] = field(default_factory=dict)
 
     def defence(self, settings: ComparisonSettings) -> Defence:
+        """Returns the defence of `entry`, with parameters that suit the comparison's model."""
         if "scheme" not in self.entry:
             return defence_of(self.entry)
         parameters = {name: value for name, value in self.entry.items() if name != "scheme"}
@@ -395,13 +409,13 @@ class DefenceWay(Way):
     def model_to_train(self, settings: ComparisonSettings) -> Checkpoint | None:
         return settings.base
 
-    def work(self, settings: ComparisonSettings) -> float:
+    def relative_training_cost(self, settings: ComparisonSettings) -> float:
         return 1.0 if self.entry else 0.0  # without a defence the cell is that of the local model
 
-    def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
+    def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
         if isinstance(settings.rows, ChatRows):
             return self._measure_written_answers(settings, settings.rows)
-        cell = cell_of(settings, self.defence(settings))
+        cell = trained_cell_of(settings, self.defence(settings))
         texts, pairs = timed_texts(settings)
         client, train = without_memory(cell.client), settings.rows.train
         # What a client does once, with its first text, is no part of the time
@@ -416,7 +430,7 @@ class DefenceWay(Way):
             ids = next(one for one in sent if isinstance(one, Tokens)).ids
             size = text_bytes(client.codec.tokenizer.batch_decode(list(ids), skip_special_tokens=True)) / len(texts)
         # The provider trains, so that no training counts
-        return WayAnswer(
+        return WayAnswers(
             answers_of(settings, cell), cell.client_seconds, seconds, size, cell, notes=self._language_notes(settings)
         )
 
@@ -424,8 +438,8 @@ class DefenceWay(Way):
         """Returns whether text crosses, not ids or states."""
         return self.group in UNCHANGED_GROUPS or isinstance(client, ReplacedTextClient)
 
-    def _measure_written_answers(self, settings: ComparisonSettings, rows: ChatRows) -> WayAnswer:
-        cell, preparer = decoder_of(settings, self.defence(settings))
+    def _measure_written_answers(self, settings: ComparisonSettings, rows: ChatRows) -> WayAnswers:
+        cell, preparer = decoder_cell_of(settings, self.defence(settings))
         examples, preparer = rows.asked[:TIMED_TEXTS], replace(preparer, client=without_memory(preparer.client))
         preparer.prompt(rows.chats[0])
         watch = Stopwatch()
@@ -436,7 +450,7 @@ class DefenceWay(Way):
             size = sum(text_bytes(preparer.texts(example)) for example in examples) / len(examples)
         elif self.group == "states are sent":  # a row of the table for each token
             size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(settings.base)
-        return WayAnswer(
+        return WayAnswers(
             answers.predictions(cell, rows),
             cell.client_seconds,
             seconds,
@@ -450,13 +464,13 @@ class DefenceWay(Way):
         """Returns a sentence if names are masked in texts that do not look English."""
         if not self.entry.get("masked"):
             return ()
-        note = LanguageTally.of(settings.rows.private).note()
+        note = LanguageTally.of(settings.rows.attacked_texts).note()
         return (note,) if note else ()
 
     def _notes(self, settings: ComparisonSettings) -> tuple[str, ...]:
         """Returns sentences on what the answers are worth, and on what else crosses."""
         notes, steps = list[str](), settings.training.max_steps
-        if self.entry.get("scheme") == "obfuslm" and steps is not None and steps < FEW_STEPS:
+        if self.entry.get("scheme") == "obfuslm" and steps is not None and steps < MIN_MIXED_TABLE_STEPS:
             alternative = slower_alternative(settings.commands.get("run", ""))
             notes.append(f"{steps} steps are too few to learn a mixed table anew: give --epochs{alternative}")
         broken = getattr(getattr(self.defence(settings), "scheme", None), "broken", None)
@@ -476,15 +490,15 @@ class DefenceWay(Way):
             )
         if self.entry and has_tools(settings.rows) and (self.entry.get("masked") or self.entry.get("sanitizer")):
             notes.append("definitions and calls of tools cross as they are, and do not count as read here")
-        if self.group == "sent as it is" and weight_bytes(settings.base) <= MAX_SMALL_DECODER:
+        if self.group == "sent as it is" and weight_bytes(settings.base) <= MAX_SMALL_DECODER_BYTES:
             notes.append("the model is small enough to run on your machine, where it gives the same answers")
         return tuple(notes)
 
 
-def decoder_of(
+def decoder_cell_of(
     settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
 ) -> tuple[TrainedHalves, answers.ChatPreparer]:
-    """Returns the cell of a defence on rows with answers, and what its client half sends."""
+    """Returns the trained halves of a defence on rows with answers, and the preparer of what its client half sends."""
     assert isinstance(settings.rows, ChatRows)
     digest = settings.digest if base is None else base.digest()
     return answers.decoder_cell(
@@ -494,13 +508,13 @@ def decoder_of(
 
 
 def timed_texts(settings: ComparisonSettings) -> tuple[list[str], list[str] | None]:
-    """Returns the texts by which sending is timed."""
+    """Returns the first held-out texts, and their second texts if they are pairs, by which sending is timed."""
     rows = settings.rows.held_out
     return list(rows.texts[:TIMED_TEXTS]), None if rows.pairs is None else list(rows.pairs[:TIMED_TEXTS])
 
 
-def without_memory(client: C) -> C:
-    """Returns a copy of a client half that remembers no text which was sent before, since sending again costs less."""
+def without_memory(client: ClientT) -> ClientT:
+    """Returns a copy of a client half that has cached no text: a text costs less when it is sent again."""
     return replace(client) if is_dataclass(client) and not isinstance(client, type) else client
 
 
@@ -509,21 +523,21 @@ def weight_bytes(base: Checkpoint) -> int:
     return sum(path.stat().st_size for path in base.folder.glob("*.safetensors"))
 
 
-def layer_weights(base: Checkpoint) -> int:
-    """Returns how many weights a training multiplies by: the layers', not the tables', whose rows are looked up."""
+def layer_weight_count(base: Checkpoint) -> int:
+    """Returns how many weights a training multiplies by: those of the layers, since rows of tables are looked up."""
     matrices = (tensor.shape for tensor in base.tensors.values() if len(tensor.shape) == 2)
     return sum(rows * columns for rows, columns in matrices if rows < MIN_TABLE_ROWS)
 
 
 CLASSIFY_LOCALLY = "milkglass classify --local {kept} {text}"
 SERVE_LOCALLY = "vllm serve {kept}"
-PROVIDER = "the provider, who reads it"
-TRAINS = "a GPU, and your model of any kind"
-SERVES = "a GPU, and the scrambled model"
+TRUST_IN_PROVIDER = "the provider, who reads it"
+NEEDS_TO_TRAIN = "a GPU, and your model of any kind"
+NEEDS_TO_SERVE = "a GPU, and the scrambled model"
 
 WAYS: Catalogue[Way] = Catalogue(
     "way",
-    CommonestClass(name="commonest", title="naming the commonest class", group="nothing is sent"),
+    CommonestClassWay(name="commonest", title="naming the commonest class", group="nothing is sent"),
     LinearWay(
         name="linear", title="a linear model on your machine", group="nothing is sent", command=CLASSIFY_LOCALLY,
     ),
@@ -547,52 +561,53 @@ WAYS: Catalogue[Way] = Catalogue(
         group="nothing is sent",
     ),
     DefenceWay(
-        name="masked", tasks=ALL_TASKS, title="names masked by Presidio", group="names are masked", trust=PROVIDER,
-        provider=TRAINS, entry={"masked": True}, command="milkglass sanitize {rows} masked.jsonl --method mask",
+        name="masked", tasks=ALL_TASKS, title="names masked by Presidio", group="names are masked",
+        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"masked": True},
+        command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
     DefenceWay(
-        name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced", trust=PROVIDER,
-        provider=TRAINS, entry={"sanitizer": "custext+", "epsilon": 3.0}, quick=False,
+        name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced",
+        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"sanitizer": "custext+", "epsilon": 3.0}, quick=False,
         command="milkglass sanitize {rows} replaced.jsonl --method custext+ --epsilon 3 --table {model}",
     ),
     DefenceWay(
-        name="santext+", title="words replaced by SANTEXT+, epsilon 14", group="words are replaced", trust=PROVIDER,
-        provider=TRAINS, entry={"sanitizer": "santext+", "epsilon": 14.0}, quick=False,
+        name="santext+", title="words replaced by SANTEXT+, epsilon 14", group="words are replaced",
+        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"sanitizer": "santext+", "epsilon": 14.0}, quick=False,
         command="milkglass sanitize {rows} replaced.jsonl --method santext+ --epsilon 14 --table {model} "
         "--corpus {rows}",
     ),
     DefenceWay(
-        name="rnm", title="tokens replaced by RNM, epsilon 3", group="words are replaced", trust=PROVIDER,
-        provider=TRAINS, entry={"sanitizer": "rnm", "epsilon": 3.0}, quick=False,
+        name="rnm", title="tokens replaced by RNM, epsilon 3", group="words are replaced",
+        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"sanitizer": "rnm", "epsilon": 3.0}, quick=False,
         command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens --table {model} "
         "--corpus {rows}",
     ),
     DefenceWay(
         name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
-        trust="that nobody with similar text attacks the ids", provider=SERVES, entry={"scheme": "obfuslm"},
+        trust="that nobody with similar text attacks the ids", provider=NEEDS_TO_SERVE, entry={"scheme": "obfuslm"},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
     ),
     DefenceWay(
         name="cmif", title="tokens replaced by RNM in an enclave, vectors sent (CMIF), epsilon 3",
-        group="states are sent", tasks=(TASK,), trust="the enclave, and the noise", provider="a GPU, and the model",
-        entry={"sanitizer": "rnm", "epsilon": 3.0},
+        group="states are sent", tasks=(CHAT_TASK,), trust="the enclave, and the noise",
+        provider="a GPU, and the model", entry={"sanitizer": "rnm", "epsilon": 3.0},
         command="milkglass split enclave build URL --out enclave",
     ),
     DefenceWay(
         name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
-        tasks=(TASK,), attack_work=75.0, trust="that nobody with similar text attacks the weights", provider=SERVES,
-        entry={"scheme": "orthogonal"},
+        tasks=(CHAT_TASK,), attack_work=75.0, trust="that nobody with similar text attacks the weights",
+        provider=NEEDS_TO_SERVE, entry={"scheme": "orthogonal"},
         command="milkglass obfuscate {model} orthogonal --key orthogonal.mgkey --scheme orthogonal",
     ),
     DefenceWay(
         name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
-        trust="that nobody with similar text attacks the symbols", provider=SERVES,
+        trust="that nobody with similar text attacks the symbols", provider=NEEDS_TO_SERVE,
         entry={"scheme": "coarse", "symbols": 16},
         command="milkglass obfuscate {model} coarse-16 --key coarse-16.mgkey --scheme coarse --data {rows}{task}",
     ),
     DefenceWay(
         name="coarse-64", title="64 symbols in place of words", group="words are scrambled", quick=False,
-        trust="that nobody with similar text attacks the symbols", provider=SERVES,
+        trust="that nobody with similar text attacks the symbols", provider=NEEDS_TO_SERVE,
         entry={"scheme": "coarse", "symbols": 64},
         command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
         "--data {rows}{task}",
@@ -612,7 +627,7 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="plain", tasks=ALL_TASKS, title="the model as it is, at the provider", group="sent as it is",
-        trust=PROVIDER, provider=TRAINS,
+        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN,
     ),
     group="milkglass.way",
     kind=Way,
@@ -625,10 +640,12 @@ def choose_ways(
     """Returns the ways to run, in the catalogue's order: those that are named, or those for the task and the model.
 
     Args:
+        names: names of ways. Empty: the ways for the task and the model.
         is_quick: leaves out the ways that take long.
         takes_all: takes every way for the task, also slow ones and those of packages. Otherwise a package's way runs
             only if it is named.
-        task, base: the task of the rows, and the model. None: they are not known yet, and only names are checked.
+        task, base: the task of the rows, and the model. If `base` is None, they are not known yet: names are checked,
+            and without names nothing is returned.
 
     Raises:
         UsageError: a name is unknown, or names are given and `takes_all`.

@@ -30,7 +30,7 @@ from milkglass.client.layout import unknown_tensor_names
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
-from milkglass.compare.result import Group
+from milkglass.compare.result import WayGroup
 from milkglass.compare.ways import ALL_TASKS, LABEL_TASKS, DefenceWay, Way
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import Plain
@@ -385,7 +385,7 @@ def check_permutation(family: Family, folder: Path) -> None:
 def check_description(way: Way, folder: Path) -> None:
     """It says what leaves the machine, whom the user trusts, which rows it is for and what the next command is."""
     assert way.title and way.trust and way.provider, "title, trust or provider is empty"
-    assert way.group in get_args(Group), f"group is {way.group!r}, one of {', '.join(get_args(Group))}"
+    assert way.group in get_args(WayGroup), f"group is {way.group!r}, one of {', '.join(get_args(WayGroup))}"
     assert way.tasks and {*way.tasks} <= {*ALL_TASKS}, f"tasks are {way.tasks}, some of {', '.join(ALL_TASKS)}"
     way.command.format(**dict.fromkeys(("model", "rows", "task", "kept", "text", "compare"), "word"))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from milkglass.compare.result import ComparisonResult, Group, WayResult
+from milkglass.compare.result import ComparisonResult, WayGroup, WayResult
 from milkglass.plots import GREY, INK, panels, plot_style, svg, write_names
 
 WIDTH_PIXELS, HEIGHT_PIXELS = 640, 460
 MARKER_SIZE, RING_STEP = 8.0, 6.0  # points; a marker that would hide others is a ring around them
 NEAR_READ, NEAR_VALUE = 2.0, 0.03  # percent of the axis, and of the distance between the highest and the lowest way
-STYLES: dict[Group, tuple[str, str]] = {  # marker and colour
+STYLES: dict[WayGroup, tuple[str, str]] = {  # marker and colour
     "nothing is sent": ("D", "#1b7f5c"), "names are masked": ("s", "#7b3294"), "words are replaced": ("^", "#8a6d00"),
     "words are scrambled": ("o", "#b4530a"), "states are sent": ("v", "#a01c44"),
     "confidential hardware": ("P", "#0b4f6c"), "sent as it is": ("X", INK),
@@ -28,7 +28,7 @@ def picture_svg(result: ComparisonResult) -> str:
     with plot_style():
         figure, (axes,) = panels(1, WIDTH_PIXELS, HEIGHT_PIXELS)
         places = [(100 * way.share_read, scale * way.quality.value) for way in points if way.quality]
-        colours, labelled_groups = [STYLES[point.group][1] for point in points], set[Group]()
+        colours, labelled_groups = [STYLES[point.group][1] for point in points], set[WayGroup]()
         for point, (read, value), ring, colour in zip(points, places, _rings(places), colours, strict=True):
             assert point.quality is not None
             ends = (scale * point.quality.low, scale * point.quality.high)
