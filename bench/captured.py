@@ -162,10 +162,10 @@ def audits(
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
         layer = STATES_LAYERS if rows[0].kind == "vectors" else 0
-        scenes = {CAPTURED: captured.scene_of(base, rows, seed, layer)}
+        scenes = {CAPTURED: captured.captured_scene(base, rows, seed, layer)}
         if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.stored_observations()):
             served = Checkpoint.open(server.folder)
-            scenes[WITH_MODEL] = captured.scene_of(base, rows, seed, served=served)
+            scenes[WITH_MODEL] = captured.captured_scene(base, rows, seed, served=served)
         scenes[WITH_CLIENT] = scene_of(base, client, server, private, {ALIKE: others})
         for what_auditor_had, scene in scenes.items():
             for record in attacked(scene, names, work, seed):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from milkglass.errors import UsageError
 from milkglass.experiments.runs import unpack_answers
 from milkglass.metrics.interval import resample
-from milkglass.rows.sets.catalogue import load
+from milkglass.rows.sets.catalogue import load_split
 
 SEED = 0
 
@@ -33,7 +33,7 @@ def paired(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> tuple[float, flo
 
 def classes(name: str, data: Path, split: str) -> NDArray[np.int64]:
     """(n,) the held-out texts' classes, numbered as their names sort."""
-    labels = [one.label or "" for one in load(name, data, split)]
+    labels = [one.label or "" for one in load_split(name, data, split)]
     names = sorted({*labels})
     return np.array([names.index(one) for one in labels])
 

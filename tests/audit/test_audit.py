@@ -44,7 +44,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import scheme_for
 from milkglass.errors import EmptyText, KeyForOtherModel, UsageError
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.percent import percent_with_decimal
+from milkglass.metrics.percent import percent_to_one_decimal
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.schemes.obfuslm import ObfusLM
@@ -254,7 +254,7 @@ def test_where_no_content_was_sent_nobody_is_said_to_read_it(setting: Setting, t
     without = replace(result, results=cells, findings=raised)
     for shown in (report_text(without, tmp_path), render(without), verdict(strongest(cells), WHO, cells)):
         assert "nan" not in shown.replace(str(tmp_path), "") and "of 100 words" in shown
-    assert str(nothing) == percent_with_decimal(math.nan) == "-"
+    assert str(nothing) == percent_to_one_decimal(math.nan) == "-"
 
 
 @dataclass(frozen=True)
@@ -723,11 +723,11 @@ def test_pieces_are_joined_to_words_and_strange_glyphs_escaped(setting: Setting)
 
 
 def test_percentages_of_almost_nothing_are_not_nothing() -> None:
-    assert percent_with_decimal(0.123) == "12.3\u00a0%"
-    assert percent_with_decimal(0.00003) == "0.003\u00a0%"
-    assert percent_with_decimal(0) == "0.0\u00a0%"
+    assert percent_to_one_decimal(0.123) == "12.3\u00a0%"
+    assert percent_to_one_decimal(0.00003) == "0.003\u00a0%"
+    assert percent_to_one_decimal(0) == "0.0\u00a0%"
     lower_bounds = {0.0007: "0.07", 0.00095: "0.09", 0.1239: "12.3", 0.9996: "99.9", 1.0: "100.0", 0.0: "0.0"}
     for share, text in lower_bounds.items():
-        bound = percent_with_decimal(share, is_lower_bound=True)
+        bound = percent_to_one_decimal(share, is_lower_bound=True)
         assert bound.removeprefix("≥\u00a0") == f"{text}\u00a0%", "rounded up, it would promise more than was read"
         assert bound.startswith("≥") == (share < 1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from milkglass.attacks.catalogue import ATTACKS
-from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
+from milkglass.audit.captured import captured_scene, read_captured, rows_digest, rows_within_limit
 from milkglass.audit.defence_scene import scene_of as by_halves
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.report.findings import all_findings
@@ -55,7 +55,7 @@ def captured(path: Path, codec: Codec, sent: Callable[[list[int]], Any]) -> Path
 
 
 def best_of(base: Checkpoint, path: Path, *names: str, layer: int = 0) -> dict[str, float]:
-    scene = scene_of(base, read_captured(path), 1, layer)
+    scene = captured_scene(base, read_captured(path), 1, layer)
     done = run(scene, {name: ATTACKS[name] for name in names}, None, Budget(60), 1)
     ended = [one for one in done.results if one.state == "done"]
     assert ended, [(one.attack, one.state, one.reason) for one in done.results]
@@ -72,7 +72,7 @@ def test_the_public_models_own_ids_are_read_whole(base: Checkpoint, codec: Codec
 
 def test_what_crosses_as_it_is_is_read_with_the_smallest_budget(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     """Decipherment uses all that it gets. Had it the first turn, traffic without a defence would look hidden."""
-    scene = scene_of(base, read_captured(captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)), 1)
+    scene = captured_scene(base, read_captured(captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)), 1)
     for budget in (Budget.of_work(1.0), Budget(1.0)):
         done = [one for one in run(scene, ATTACKS, None, budget, 1).results if one.state == "done"]
         assert max(one.measures["tokens top-1"].value for one in done if "tokens top-1" in one.measures) == 1
@@ -92,7 +92,8 @@ def test_ids_above_the_public_vocabulary_are_judged_too(base: Checkpoint, codec:
     shuffled = tiny.VOCAB + 7 * np.random.default_rng(5).permutation(tiny.VOCAB)
     path = captured(tmp_path / "ids.jsonl", codec, lambda ids: shuffled[ids].tolist())
     names = ("as-it-is", "tfa", "decipherment", "channel")
-    done = run(scene_of(base, read_captured(path), 1), {name: ATTACKS[name] for name in names}, None, Budget(60), 1)
+    scene = captured_scene(base, read_captured(path), 1)
+    done = run(scene, {name: ATTACKS[name] for name in names}, None, Budget(60), 1)
     states = {one.attack: (one.state, one.reason) for one in done.results}
     assert {state for state, _ in states.values()} == {"done"}, states
     (as_it_is,) = (one for one in done.results if one.attack == "as-it-is")
@@ -122,7 +123,7 @@ def test_vectors_that_come_again_are_read_in_another_order(base: Checkpoint, cod
         captured(tmp_path / "in_order.jsonl", codec, lambda ids: table[ids].tolist()),
         captured(tmp_path / "backwards.jsonl", codec, lambda ids: table[ids[::-1]].tolist()),
     ]
-    in_order, backwards = (scene_of(base, read_captured(path), 1) for path in paths)
+    in_order, backwards = (captured_scene(base, read_captured(path), 1) for path in paths)
     states = [
         next(one for one in scene.transcript.observations if isinstance(one, Activations))
         for scene in (in_order, backwards)
@@ -154,8 +155,8 @@ def test_the_servers_model_makes_the_figures_those_of_the_audit_by_key(
         base, CORPUS, bytes(range(32)), tmp_path / "again"
     )
     by_key = figures(by_halves(base, client, server, private, {ALIKE: others}), chosen)
-    found = figures(scene_of(base, rows, 1, served=served), chosen)
-    without = figures(scene_of(base, rows, 1), chosen)
+    found = figures(captured_scene(base, rows, 1, served=served), chosen)
+    without = figures(captured_scene(base, rows, 1), chosen)
     assert len(by_key) >= 5 and {one for one, _ in by_key} - {one for one, _ in without}
     assert {one: found.get(one) for one in by_key} == by_key
     assert {one: without[one] for one in by_key if one in without and one[0] != "decipherment"} == {
@@ -171,18 +172,19 @@ def figures(scene: Scene, chosen: dict[str, Attack]) -> dict[tuple[str, str], st
 
 def test_one_row_a_cluster_is_seen_in_the_servers_table(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path, served = scrambled(base, codec, tmp_path, k=4, epsilon=0.1, beta=0.9, rows="shared")
-    known = scene_of(base, read_captured(path), 1, served=served).adversaries[0].knowledge
-    assert known.has_shared_ids and not scene_of(base, read_captured(path), 1).adversaries[0].knowledge.has_shared_ids
+    known = captured_scene(base, read_captured(path), 1, served=served).adversaries[0].knowledge
+    without_model = captured_scene(base, read_captured(path), 1).adversaries[0].knowledge
+    assert known.has_shared_ids and not without_model.has_shared_ids
 
 
 def test_a_server_model_that_cannot_be_it_is_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "large.jsonl", codec, lambda ids: [one + 7 * tiny.VOCAB for one in ids])
     with pytest.raises(CodecError, match=r"id \d+ was sent, and the table of bert has"):
-        scene_of(base, read_captured(path), 1, served=base)
+        captured_scene(base, read_captured(path), 1, served=base)
     words = tmp_path / "words.jsonl"
     words.write_text("".join(json.dumps({"text": one, "sent": one}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match="--server-model is for ids"):
-        scene_of(base, read_captured(words), 1, served=base)
+        captured_scene(base, read_captured(words), 1, served=base)
 
 
 def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_replaced_words_are_graded_where_they_stand(base: Checkpoint, codec: Cod
     path = tmp_path / "words.jsonl"
     rows = [{"text": text, "sent": f"so {text.rsplit(' ', 1)[0]} time"} for text in TEXTS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    scene = scene_of(base, read_captured(path), 1)
+    scene = captured_scene(base, read_captured(path), 1)
     original, places = scene.truth.tokens, scene.truth.origin
     assert places is not None
     same = np.where(places < 0, -1, scene.truth.sent.ids[places]) == original.ids
@@ -218,7 +220,7 @@ def test_replaced_words_that_come_again_elsewhere_are_not_read(base: Checkpoint,
     others = [TEXTS[index] for index in rng.permutation(len(TEXTS))]
     rows = [{"text": one, "sent": " ".join(["so", *other.split()])} for one, other in zip(TEXTS, others, strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    scene = scene_of(base, read_captured(path), 1)
+    scene = captured_scene(base, read_captured(path), 1)
     original, places, sent = scene.truth.tokens, scene.truth.origin, scene.truth.sent
     assert places is not None
     known = places >= 0
@@ -240,10 +242,10 @@ def test_what_is_no_text_is_refused_in_place_of_called_hidden(sent: str, named: 
     path = tmp_path / "encoded.jsonl"
     path.write_text("".join(json.dumps({"text": one, "sent": sent}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match=named):
-        scene_of(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1)
+        captured_scene(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1)
     rows = [{"text": one, "sent": sent if number == 0 else one} for number, one in enumerate(TEXTS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    assert scene_of(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1), (
+    assert captured_scene(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1), (
         "one such row among many is read"
     )
 
@@ -262,12 +264,12 @@ def test_words_that_are_spelled_otherwise_are_refused_in_place_of_called_hidden(
     path = tmp_path / "spelled.jsonl"
     path.write_text("".join(json.dumps({"text": one, "sent": spell(one)}) + "\n" for one in TEXTS), "utf-8")
     with pytest.raises(CodecError, match="times as many tokens"):
-        scene_of(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1)
+        captured_scene(Checkpoint.open(resolve_model("demo:minilm")), read_captured(path), 1)
 
 
 def test_the_size_of_an_id_costs_an_attack_no_time(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "far.jsonl", codec, lambda ids: [4_194_303 - number for number in ids])
-    scene = scene_of(base, read_captured(path), 1)
+    scene = captured_scene(base, read_captured(path), 1)
     used = {number for ids in codec.encode(TEXTS).ids for number in ids.tolist()}
     assert scene.transcript.size == tiny.VOCAB + len(used)
     assert len({*scene.truth.sent.ids.tolist()}) == len({*scene.truth.tokens.ids.tolist()})
@@ -349,21 +351,21 @@ def test_files_that_cannot_hold_captured_rows_and_too_few_rows_are_refused(base:
     path = tmp_path / "rows.jsonl"
     path.write_text((json.dumps({"text": "we see", "sent": [1, 2, 3]}) + "\n") * 39, "utf-8")
     with pytest.raises(UsageError, match="39 captured rows are too few") as error:
-        scene_of(base, read_captured(path), 1)
+        captured_scene(base, read_captured(path), 1)
     assert "40 or more" in str(error.value.hint)
 
 
 def test_ids_of_another_tokenizer_are_refused(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "longer.jsonl", codec, lambda ids: [*ids, 7, 7, 7])
     with pytest.raises(CodecError, match=r"line \d+ of longer\.jsonl"):
-        scene_of(base, read_captured(path), 1)
+        captured_scene(base, read_captured(path), 1)
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(EmptyText):
         read_captured(tmp_path / "empty.jsonl")
     few = tmp_path / "few.jsonl"
     few.write_text("".join((tmp_path / "longer.jsonl").read_text().splitlines(True)[:9]))
     with pytest.raises(UsageError):
-        scene_of(base, read_captured(captured(few, codec, lambda ids: ids))[:9], 1)
+        captured_scene(base, read_captured(captured(few, codec, lambda ids: ids))[:9], 1)
 
 
 def test_the_attacker_does_not_have_the_texts_that_are_attacked(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -371,7 +373,7 @@ def test_the_attacker_does_not_have_the_texts_that_are_attacked(base: Checkpoint
     path = captured(tmp_path / "rows.jsonl", codec, lambda ids: ids)
     lines = path.read_text("utf-8").splitlines(True)
     path.write_text("".join([*lines, *lines[:40], *lines[:40]]), "utf-8")
-    scene = scene_of(base, read_captured(path), 1)
+    scene = captured_scene(base, read_captured(path), 1)
     private = {ids.tobytes() for ids in scene.truth.tokens}
     for adversary in scene.adversaries:
         corpus = adversary.knowledge.corpus
@@ -379,7 +381,7 @@ def test_the_attacker_does_not_have_the_texts_that_are_attacked(base: Checkpoint
             assert len(corpus) >= 10 and private.isdisjoint(ids.tobytes() for ids in corpus)
     path.write_text("".join(lines[:12] * 10), "utf-8")
     with pytest.raises(UsageError, match="texts are left to the attacker"):
-        scene_of(base, read_captured(path), 1)
+        captured_scene(base, read_captured(path), 1)
 
 
 def test_an_attacker_with_public_text_has_that_text_alone(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
@@ -387,7 +389,7 @@ def test_an_attacker_with_public_text_has_that_text_alone(base: Checkpoint, code
     shuffled = np.random.default_rng(5).permutation(tiny.VOCAB)
     rows = read_captured(captured(tmp_path / "rows.jsonl", codec, lambda ids: shuffled[ids].tolist()))
     public = [f"{text} again" for text in TEXTS] + TEXTS
-    scene = scene_of(base, rows, 1, public=public)
+    scene = captured_scene(base, rows, 1, public=public)
     (other,) = (adversary for adversary in scene.adversaries if adversary.name == OTHER)
     corpus, private = other.knowledge.corpus, {ids.tobytes() for ids in scene.truth.tokens}
     assert corpus is not None and other.knowledge.pairs is None and other.knowledge.rehearse is None
@@ -396,7 +398,7 @@ def test_an_attacker_with_public_text_has_that_text_alone(base: Checkpoint, code
     read = {one.adversary: one.measures["tokens top-1"].value for one in done if one.state == "done"}
     assert read[OTHER] > 0.5, read
     with pytest.raises(UsageError, match="public text of another kind"):
-        scene_of(base, rows, 1, public=TEXTS[:2])
+        captured_scene(base, rows, 1, public=TEXTS[:2])
 
 
 def test_a_text_that_is_too_long_is_left_out(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:

@@ -198,10 +198,10 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
     train = tmp_path / "cola" / "train.tsv"
     train.write_text("s\t1\t\tIt works.\ns\t0\t*\tWorks it.\n", "utf-8")
     (tmp_path / "plain.txt").write_text("one\ntwo\n", "utf-8")
-    assert data_refs.parse_ref("cola/train.tsv") is None
+    assert data_refs.parse_named_split("cola/train.tsv") is None
     assert [one.label for one in data_refs.load_examples(tmp_path, "cola:train")] == ["acceptable", "unacceptable"]
     assert [one.text for one in data_refs.load_examples(tmp_path, "plain.txt")] == ["one", "two"]
-    out = data_refs.as_file(tmp_path, "cola:train", tmp_path / "run" / "data")
+    out = data_refs.rows_file(tmp_path, "cola:train", tmp_path / "run" / "data")
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert rows == [{"text": "It works.", "label": "acceptable"}, {"text": "Works it.", "label": "unacceptable"}]
     assert data_refs.class_numbers("cola:train", ()) == {"unacceptable": 0, "acceptable": 1}  # not by the alphabet
@@ -219,7 +219,7 @@ def test_data_by_name_and_by_path(tmp_path: Path) -> None:
 def test_scores_are_not_trained_as_classes(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tscore\na\tb\t2.5\n", "utf-8")
     with pytest.raises(UsageError, match="stsb .*regression"):
-        data_refs.as_file(tmp_path, "stsb:train", tmp_path / "data")
+        data_refs.rows_file(tmp_path, "stsb:train", tmp_path / "data")
 
 
 def test_what_a_worker_told_last(tmp_path: Path) -> None:

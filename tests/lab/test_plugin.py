@@ -124,10 +124,10 @@ import json, sys
 from milkglass import lab
 from milkglass.defences.catalogue import defence_of
 from milkglass.engines.catalogue import ENGINES
-from milkglass.experiments.entries import attacks_of, require_defence
+from milkglass.experiments.entries import attacks_of, require_defence_entry
 from pathlib import Path
 from milkglass.attacks.catalogue import ATTACKS
-require_defence("mine", {"defence": "shifted"})
+require_defence_entry("mine", {"defence": "shifted"})
 defence = defence_of({"defence": "shifted"})
 base = lab.Checkpoint.open(Path("bert"))
 client, server = defence.split(base, None, bytes(32), Path("server"))

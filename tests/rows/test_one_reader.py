@@ -25,7 +25,7 @@ from milkglass.rows.blocks import blocks_of, require_rows, row_format_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import checked_summary, examples_of, read_examples, read_texts, summarise
 from milkglass.rows.lines import pairs_of
-from milkglass.rows.sets.catalogue import load
+from milkglass.rows.sets.catalogue import load_split
 from milkglass.rows.write import write_examples
 
 SECRET = "zanzibar"
@@ -120,7 +120,7 @@ def test_a_data_set_by_name_is_read_as_a_file_of_ones_own(rows: list[tuple[str, 
     rows = [("".join(sign for sign in text if sign not in "\t\r\n").strip() or "x", label) for text, label in rows]
     path = tmp_path / "train.tsv"
     path.write_bytes(("sentence\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)).encode())
-    own, published = examples_of(path), list(load("sst2", tmp_path, "train"))
+    own, published = examples_of(path), list(load_split("sst2", tmp_path, "train"))
     assert [(one.line, one.text, names[str(one.label)]) for one in own] == [
         (one.line, one.text, one.label) for one in published
     ]

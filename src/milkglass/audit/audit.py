@@ -159,7 +159,7 @@ def reading_curve(
             continue
         sole_adversary = replace(adversary, knowledge=replace(adversary.knowledge, candidates=audit_run.candidates))
         for size in key_budget.curve_sizes(len(scene.truth.sent.ids)):
-            subset, tokens = key_budget.first_texts_of(replace(scene, adversaries=(sole_adversary,)), size)
+            subset, tokens = key_budget.with_first_texts(replace(scene, adversaries=(sole_adversary,)), size)
             (rerun,) = run(
                 subset, {best.attack: attacks[best.attack]}, None, budget, seed, options=rerun_options
             ).finished_attacks

@@ -1,4 +1,4 @@
-"""The scene of somebody else's client: texts, and what that client sent for each, without its code or its key.
+"""Builds the scene of a client whose code and key are not here, from texts and what the client sent for each.
 
 A row of a captured file holds a text and what crossed for it:
 
@@ -9,10 +9,10 @@ A row of a captured file holds a text and what crossed for it:
 Where ids are sent, the vendor's server has a model of its own, whose table attacks read too if its folder is given.
 Where text is sent, attacks read the public model's table.
 
-A random half of the rows is attacked. An attacker has the texts of the other half, without those that are among the
-attacked ones or hold one. A second one, who can run the client as its vendor can, has what was sent for them as well.
-A third one has public text of another kind, if it is given.
-The public model's own ids or states are a control: all of it is read.
+A random half of the rows is attacked. One attacker has the texts of the other half, except those that equal or contain
+an attacked text. A second one has also what was sent for those texts, as the client's vendor can have by running it. A
+third one has public text of another kind, if it is given. As a control, give the public model's own ids or states: all
+of the text is read.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ ID_LIMIT = 1 << 22  # ids must be lower
 MAX_SHOWN_DIGITS = 20  # of a number in a message
 MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them is not taken for text
 MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
-# Of tokens for a letter, in proportion to the texts': mirrored words have 2.1, rot13 2.4, replaced words 0.8 to 1.1
-MAX_TOKENS_FOR_A_LETTER = 1.75
-NOT_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # of files that cannot hold ids or vectors
+# Tokens per letter sent, relative to the texts': mirrored words have 2.1, rot13 2.4, replaced words 0.8 to 1.1
+MAX_TOKENS_PER_LETTER_RATIO = 1.75
+NON_JSON_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")  # suffixes of files that cannot hold ids or vectors
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_captured(path: Path) -> list[CapturedRow]:
         CodecError: a row has no text, or what was sent is of none of the three kinds, or not of the first row's kind.
         EmptyText: there are no rows.
     """
-    if path.suffix.lower() in NOT_JSON_SUFFIXES:
+    if path.suffix.lower() in NON_JSON_SUFFIXES:
         raise CodecError(f"{path.name} is no JSON Lines file", 'give {"text": ..., "sent": ...} a line')
     rows = list(_read_rows(path))
     if not rows:
@@ -98,9 +98,9 @@ def read_captured(path: Path) -> list[CapturedRow]:
 
 
 def rows_within_limit(base: Checkpoint, rows: Sequence[CapturedRow]) -> tuple[list[CapturedRow], int]:
-    """Returns the rows whose text is no longer than what the public model reads, and that limit in tokens.
+    """Returns the rows whose text fits the public model's token limit, and that limit.
 
-    What was sent for the end of a longer text cannot be told from what was sent for its beginning.
+    For a longer text it is not known which of what was sent belongs to the tokens that are kept.
     """
     codec = public_codec(base)
     encoded = codec.tokenizer([row.text for row in rows], split_special_tokens=True)["input_ids"]
@@ -198,7 +198,7 @@ def _finite_vectors(rows: list[list[float]]) -> NDArray[np.float32] | None:
     return vectors if np.isfinite(vectors).all() else None
 
 
-def scene_of(
+def captured_scene(
     base: Checkpoint,
     rows: Sequence[CapturedRow],
     seed: int,
@@ -216,7 +216,7 @@ def scene_of(
         layer: how many layers the client runs before it sends vectors.
         served: the model on the vendor's server, to which ids are sent. None: the attacker does not have it.
         public: texts of another kind that an attacker has. None: no attacker has any.
-        stage: receives the texts whose order is found.
+        stage: reports the search for the order in which tokens were sent, one step for each text.
 
     Raises:
         CodecError: what was sent does not fit the public model's tokens, or the served model.
@@ -232,17 +232,17 @@ def scene_of(
             f"{len(rows)} captured rows are too few: one half is attacked, and {MIN_PRIVATE_TEXTS} are needed in it",
             f"give {2 * MIN_PRIVATE_TEXTS} or more",
         )
-    texts_left = uncontaminated_indices([row.text for row in attacker_rows], [row.text for row in private])
-    require_attacker_texts(ALIKE, len(texts_left))
+    kept_indices = uncontaminated_indices([row.text for row in attacker_rows], [row.text for row in private])
+    require_attacker_texts(ALIKE, len(kept_indices))
     client = _CapturedClient(base, codec, layer)
     texts = client.sent_texts(rows, stage("find the order", len(rows)))
-    private_sent, attacker_sent = texts.select(order[:middle]), texts.select(order[middle:][texts_left])
+    private_sent, attacker_sent = texts.select(order[:middle]), texts.select(order[middle:][kept_indices])
     corpora = [attacker_sent.original]
     attackers = []
     if public is not None:
-        texts_left = uncontaminated_indices(public, [row.text for row in private])
-        require_attacker_texts(OTHER, len(texts_left))
-        corpora.insert(0, client.public_ids([public[index] for index in texts_left.tolist()]))
+        kept_indices = uncontaminated_indices(public, [row.text for row in private])
+        require_attacker_texts(OTHER, len(kept_indices))
+        corpora.insert(0, client.public_ids([public[index] for index in kept_indices.tolist()]))
         attackers.append(Adversary.with_text(OTHER, Knowledge(corpus=corpora[0])))
     truth = replace(truth_of(codec, private_sent.sent, private_sent.original, corpora), origin=private_sent.origin)
     order_text = "" if texts.order == IN_ORDER else f", sent {texts.order}"
@@ -323,8 +323,8 @@ class _SentTexts:
         observation: what the server saw.
         sent: the ids that crossed; where vectors crossed, the public ids.
         original: the texts' public ids.
-        places: for each text (tokens,) the place of each token in what was sent for the text. None: each was sent in
-            its own place, or what was sent stands in the order of the tokens here.
+        places: for each text (tokens,) the place of each token in what was sent for the text. None for vectors, which
+            are stored in the order of the tokens.
         order: the name of the order in which the tokens were sent.
     """
 
@@ -383,7 +383,7 @@ class _CapturedClient:
             return self._sent_vectors(rows, original, progress)
         if rows[0].kind == "ids":
             sent = Sequences.of([row.sent for row in rows])
-            aligned = self._aligned_ids(rows, original, sent, progress)
+            aligned = self._align_ids(rows, original, sent, progress)
         else:
             sent = Sequences.of([self._replaced_ids(row) for row in rows])
             self._require_words(rows, sent, original)
@@ -402,10 +402,10 @@ class _CapturedClient:
         return np.asarray(self.codec.tokenizer(row.sent, split_special_tokens=True)["input_ids"], np.int64)
 
     def _require_words(self, rows: Sequence[CapturedRow], sent: Sequences, original: Sequences) -> None:
-        """Raises CodecError if what was sent does not look like words: attacks would read none of it.
+        """Raises CodecError if what was sent does not look like words, of which attacks could read nothing.
 
-        It does not if many tokens are unknown, if most rows were sent as nothing or with an overlong word, or if words
-        are spelled otherwise: mirrored, with blanks in them, or letter by letter in a cipher.
+        That is so if most rows were sent empty, as lists of numbers or with an overlong word, if many tokens are
+        unknown, or if there are too many tokens per letter, as in mirrored, spaced or enciphered words.
         """
         hint = "give what crossed: words, ids or vectors; decode what is encoded, such as base64"
         empty_rows = [row for row in rows if not row.sent.strip()]
@@ -443,18 +443,18 @@ class _CapturedClient:
             for texts in ((row.sent for row in rows), (row.text for row in rows))
         )
         ratio = len(sent.ids) * letters / max(1, len(original.ids) * letters_sent)
-        if ratio > MAX_TOKENS_FOR_A_LETTER:
+        if ratio > MAX_TOKENS_PER_LETTER_RATIO:
             raise CodecError(
                 f"{rows[0].place}: what was sent has {ratio:.1f} times as many tokens of {self.base.folder.name} for a "
-                f"letter as the texts, over {len(rows):,} rows; words have {MAX_TOKENS_FOR_A_LETTER} times at most",
+                f"letter as the texts, over {len(rows):,} rows; words have {MAX_TOKENS_PER_LETTER_RATIO} times at most",
                 "attacks here read words: undo what spells them otherwise, such as mirrored letters, letters with "
                 "blanks between them or a cipher of letters",
             )
 
-    def _aligned_ids(
+    def _align_ids(
         self, rows: Sequence[CapturedRow], original: Sequences, sent: Sequences, progress: Progress
     ) -> Alignment:
-        """Returns where each token of each text was sent, NO_BELIEF for special tokens left out.
+        """Returns where each token of each text was sent: NO_BELIEF for a special token that was not sent.
 
         Raises:
             CodecError: the numbers of ids and tokens of a row do not fit.
@@ -506,7 +506,7 @@ class _CapturedClient:
         vectors, order = [row.sent for row in rows], IN_ORDER
         if not is_pooled:
             _, *ends = self._special_counts()
-            aligned = _aligned_vectors(vectors, original, fixed_orders(*ends), progress)
+            aligned = _align_vectors(vectors, original, fixed_orders(*ends), progress)
             order = aligned.order
             vectors = [text[places] for text, places in zip(vectors, aligned.places, strict=True)]
         hidden = torch.from_numpy(np.concatenate(vectors))
@@ -568,12 +568,12 @@ class _CapturedTexts:
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[indices]
 
 
-def _aligned_vectors(
+def _align_vectors(
     vectors: Sequence[NDArray[np.float32]], original: Sequences, orders: Mapping[str, Order], progress: Progress
 ) -> Alignment:
-    """Returns the order of vectors, if it is the same for all texts: vectors that come again show it.
+    """Finds one order for the vectors of all texts, by vectors that occur in several texts.
 
-    An order of its own for each text would tell attackers what the server never sees.
+    No order is sought for each text alone: it would tell attackers what the server never sees.
     """
     size = int(original.ids.max(initial=0)) + 1  # vectors are numbered from here on: none is a token
     numbers = dict[bytes, int]()
@@ -620,7 +620,7 @@ def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:
 
 
 def rows_digest(rows: Sequence[CapturedRow]) -> str:
-    """Returns the digest of captured rows, by which a stopped audit goes on."""
+    """Returns the digest of captured rows, by which an audit that was stopped finds its earlier results."""
     hasher = hashlib.sha256()
     for row in rows:
         sent = row.sent.encode() if isinstance(row.sent, str) else row.sent.tobytes()

@@ -1,4 +1,4 @@
-"""The key's budget: how much is recovered as more text is sent under one key.
+"""Measures how much of a text is recovered as more text is sent under one key: the key's budget.
 
 The strongest attack runs again on the first 1,000, 3,000, 10,000 ... tokens of the private text, for each attacker with
 text. All runs start from the same candidates, since the clusters follow from the table alone. audit.py runs the attack.
@@ -18,7 +18,7 @@ from milkglass.audit.scene import Scene
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
-REACHED_SHARES = (0.10, 0.25, 0.50)  # shares of content tokens; it is measured after how many tokens each is read
+REACHED_SHARES = (0.10, 0.25, 0.50)  # shares of content tokens for which `tokens_to_reach` counts the tokens sent
 FIRST_POINT_TOKENS = 1000  # tokens of the curve's first point
 
 
@@ -28,10 +28,10 @@ def curve_sizes(total_tokens: int) -> list[int]:
     return [*(size for size in sizes if size < 0.8 * total_tokens), total_tokens]
 
 
-def first_texts_of(scene: Scene, token_count: int) -> tuple[Scene, int]:
+def with_first_texts(scene: Scene, token_count: int) -> tuple[Scene, int]:
     """Returns the scene with its first texts alone, and how many tokens these have.
 
-    They have `token_count` tokens or some more, or all tokens if there are fewer.
+    Texts are taken until they have at least `token_count` tokens, or all if they have fewer.
     """
     sent = scene.truth.sent
     text_count = int(np.searchsorted(np.cumsum(sent.lengths), token_count) + 1)
@@ -45,10 +45,13 @@ def first_texts_of(scene: Scene, token_count: int) -> tuple[Scene, int]:
 
 
 def shares_read(scene: Scene, guess_ids: Ids) -> tuple[float, float]:
-    """Returns the shares of all and of content tokens that are read correctly; nan if there are no such tokens.
+    """Returns which shares of the ordinary tokens, and of the content tokens among them, are read correctly.
+
+    A share of no tokens is nan.
 
     Args:
-        guess_ids: (tokens sent,) the public id that the attack reads at each place.
+        scene: the scene, whose truth grades the guess.
+        guess_ids: (tokens,) the public id that is guessed for each token of the scene's texts.
     """
     sent = scene.truth.tokens
     is_counted = scene.truth.ordinary[sent.ids]
@@ -61,10 +64,12 @@ def shares_read(scene: Scene, guess_ids: Ids) -> tuple[float, float]:
 
 
 def tokens_to_reach(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
-    """Returns for each attacker after how many tokens each share of the content tokens is read.
+    """Returns after how many tokens sent each share of the content tokens is read: {"attacker": {"10 %": 3000}}.
 
-    Between two points it interpolates linearly over the logarithm of the tokens. If the first point exceeds a share,
-    that point is taken. Shares that were never reached are left out.
+    A share that an attacker never reaches is left out. See `tokens_at_share`.
+
+    Args:
+        points: the points of all attackers' curves, in any order.
     """
     result: dict[str, dict[str, int]] = {}
     for attacker in dict.fromkeys(point.adversary for point in points):
@@ -80,7 +85,15 @@ def tokens_to_reach(points: Sequence[BudgetPoint]) -> dict[str, dict[str, int]]:
 
 
 def tokens_at_share(points: Sequence[BudgetPoint], share: float) -> int | None:
-    """Returns after how many tokens one attacker's curve reaches this share of content tokens. None: it does not."""
+    """Returns after how many tokens one attacker's curve reaches a share of content tokens, or None if it does not.
+
+    Between two points it interpolates linearly over the logarithm of the tokens. If the first point reaches the share,
+    its tokens are returned.
+
+    Args:
+        points: the curve's points, by rising number of tokens.
+        share: the share of content tokens, from 0 to 1.
+    """
     for last_below, first_above in zip([None, *points], points, strict=False):
         if first_above.content >= share:
             if last_below is None:

@@ -200,7 +200,7 @@ def audit_captured(
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path, public)
-    from milkglass.audit.captured import read_captured, rows_digest, rows_within_limit, scene_of
+    from milkglass.audit.captured import captured_scene, read_captured, rows_digest, rows_within_limit
     from milkglass.hidden_states.halves import layer_count
     from milkglass.rows.examples import read_texts
 
@@ -234,7 +234,7 @@ def audit_captured(
         full_identity |= {"public": files.sha256(public_file.path), **columns.changed_fields()}
 
     def build_scene(stage: Stage) -> Scene:
-        return scene_of(base, rows, seed, layer, served_model, public_texts, stage)
+        return captured_scene(base, rows, seed, layer, served_model, public_texts, stage)
 
     finished_audit = run_audit(build_scene, full_identity, out, budget, seed, as_json)
     print_audit(context, finished_audit, out, as_json)

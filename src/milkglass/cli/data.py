@@ -80,7 +80,7 @@ def data(
     if (source is None) != hub:
         fault = "both --from and --hub were given" if hub else f"where is the data set {name}?"
         raise UsageError(fault, "give --from FOLDER, or --hub")
-    count = write_examples(sets.load(name, source, split or "train", note), out, are_scores, rows)
+    count = write_examples(sets.load_split(name, source, split or "train", note), out, are_scores, rows)
     emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
 
 

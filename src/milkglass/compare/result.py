@@ -10,7 +10,7 @@ from typing import Any, Literal
 from milkglass.audit.outcome import nan_as_none
 from milkglass.audit.report.result import ReadExample
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.percent import WRITTEN_AS_ALL
+from milkglass.metrics.percent import MIN_SHARE_WRITTEN_AS_100
 
 VERSION = 1
 WayGroup = Literal[
@@ -76,7 +76,7 @@ class Reading:
     def may_grow(self) -> bool:
         """Returns whether longer attacks may read more: time ended some of them, and not every share reads as 100 %."""
         known = [share.value for share in (self.content, self.names, self.numbers) if share is not None]
-        return self.cut and not (known and min(known) >= WRITTEN_AS_ALL)
+        return self.cut and not (known and min(known) >= MIN_SHARE_WRITTEN_AS_100)
 
 
 @dataclass(frozen=True)

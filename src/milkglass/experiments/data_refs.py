@@ -22,7 +22,7 @@ DATA_HINT = (
 )
 
 
-def parse_ref(ref: str) -> tuple[PublicDataset, str] | None:
+def parse_named_split(ref: str) -> tuple[PublicDataset, str] | None:
     """Returns the data set and split of a name such as "cola:train"; None for a path.
 
     Raises:
@@ -34,8 +34,8 @@ def parse_ref(ref: str) -> tuple[PublicDataset, str] | None:
 
 def files_of(data: Path, ref: str) -> list[Path]:
     """Returns the files of a reference: "cola:train", or a path in `data`. Raises UsageError if they do not exist."""
-    if named_split := parse_ref(ref):
-        return sets.split_files(named_split[0].name, data, named_split[1])
+    if named_split := parse_named_split(ref):
+        return sets.files_of_split(named_split[0].name, data, named_split[1])
     path = data / ref
     if not path.is_file():
         raise UsageError(f"there is no {path}", DATA_HINT)
@@ -43,7 +43,7 @@ def files_of(data: Path, ref: str) -> list[Path]:
 
 
 def file_digests(data: Path, refs: Iterable[str]) -> dict[str, str]:
-    """Returns the digest of each reference's files: a run on other data is another run.
+    """Returns the digest of each reference's files, by which runs on different data are told apart.
 
     Raises:
         UsageError: a reference has no files.
@@ -55,20 +55,32 @@ def file_digests(data: Path, refs: Iterable[str]) -> dict[str, str]:
     return digest_by_ref
 
 
-def load_examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
-    """Returns the rows of a reference. Raises UsageError if there are no such files, and CodecError for a bad row."""
-    if named_split := parse_ref(ref):
-        return list(sets.load(named_split[0].name, data, named_split[1], progress))
+def load_examples(data: Path, ref: str, notice: Log = no_log) -> list[Example]:
+    """Returns the rows of a reference.
+
+    Args:
+        data: the data folder.
+        ref: a named split, or a path in `data`.
+        notice: as in `rows.sets.catalogue.load_split`.
+
+    Raises:
+        UsageError: there are no such files.
+        CodecError: a row is invalid.
+    """
+    if named_split := parse_named_split(ref):
+        return list(sets.load_split(named_split[0].name, data, named_split[1], notice))
     return examples_of(files_of(data, ref)[0])
 
 
-def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
-    """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once.
+def rows_file(data: Path, ref: str, folder: Path, notice: Log = no_log) -> Path:
+    """Returns a file of rows in a format that `rows/examples.py` reads.
+
+    A named split is written into `folder` unless it is there already.
 
     Raises:
         UsageError: there are no such files, or nothing is trained on such data.
     """
-    named_split = parse_ref(ref)
+    named_split = parse_named_split(ref)
     if named_split is None:
         return files_of(data, ref)[0]
     data_set, split = named_split
@@ -79,19 +91,21 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     out = folder / f"{data_set.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        write_examples(sets.load(data_set.name, data, split, progress), out)
+        write_examples(sets.load_split(data_set.name, data, split, notice), out)
     return out
 
 
 def class_numbers(ref: str, rows: Iterable[Example]) -> dict[str, int]:
-    """Returns the number of each label.
+    """Returns the class number of each label.
 
-    A named data set has numbers of its own, so that its F1 is of class 1. The labels of a file are numbered in order.
+    A named data set has fixed numbers, because its F1 is that of class 1. The labels of a file are numbered in sorted
+    order.
 
     Args:
-        rows: the rows of `ref`, in which labels are looked for if it is a file.
+        ref: a named split, or a path.
+        rows: the rows of `ref`, in which a file's labels are looked for.
     """
-    named_split = parse_ref(ref)
+    named_split = parse_named_split(ref)
     return named_split[0].label_numbers if named_split else numbers_by_label(rows)
 
 
@@ -101,7 +115,16 @@ def numbers_by_label(rows: Iterable[Example]) -> dict[str, int]:
 
 
 def labelled_texts(rows: Sequence[Example], numbers: Mapping[str, int], is_regression: bool = False) -> LabelledTexts:
-    """Returns texts with labels. Raises UsageError for a row without a label, or whose label has no number."""
+    """Returns texts with labels.
+
+    Args:
+        rows: the rows.
+        numbers: the class number of each label.
+        is_regression: whether labels are numbers, which are kept as they are.
+
+    Raises:
+        UsageError: a row has no label, or one without a number.
+    """
     if any(row.label is None or not (is_regression or row.label in numbers) for row in rows):
         raise UsageError("some rows have no label, or one that is not among the training rows'", "give labelled data")
     texts = [row.text for row in rows]

@@ -1,4 +1,4 @@
-"""Checks the entries of a recipe before it runs: variants, defences, data, trainings.
+"""Parses and checks the entries of a recipe before it runs: variants, defences, data, trainings, attacks.
 
 Whether the data exist is checked when they are read.
 """
@@ -29,7 +29,7 @@ class DatasetSpec:
 
     Attributes:
         train: the training rows: a file or a named data set.
-        held_out: the rows that are asked about: a file or a named data set.
+        held_out: the rows for evaluation: a file or a named data set.
         rows: how many rows of `train` are used. None: all.
         training: overrides the recipe's settings; a defence's own settings override these.
     """
@@ -41,7 +41,7 @@ class DatasetSpec:
 
 
 def parse_hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
-    """Returns the settings of a training.
+    """Parses the hyperparameters of a training.
 
     Raises:
         UsageError: a setting is refused. The message has its name, its value's type and what is needed.
@@ -60,30 +60,33 @@ def parse_hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
     return training
 
 
-def require_names(table: Mapping[str, Any], name: str, needed: tuple[str, ...]) -> None:
-    """Raises UsageError if a table of the recipe, called `name`, lacks one of these entries."""
+def require_entries(table: Mapping[str, Any], table_name: str, needed: tuple[str, ...]) -> None:
+    """Raises UsageError if a table of the recipe, called `table_name`, lacks one of these entries."""
     if missing := [required for required in needed if required not in table]:
-        raise UsageError(f"{name} has no {missing[0]}", f"it needs: {', '.join(needed)}")
+        raise UsageError(f"{table_name} has no {missing[0]}", f"it needs: {', '.join(needed)}")
 
 
 def require_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises UsageError for a variant whose scheme refuses its parameters. No parameters mean plain."""
+    """Raises UsageError for a variant whose scheme refuses its parameters.
+
+    A variant without parameters is the unchanged model.
+    """
     for name, parameters in variants.items():
         if parameters:
-            with naming_refusals(name):
+            with naming_entry(name):
                 scheme_of_recipe(parameters)
 
 
-def require_data(name: str, entry: Mapping[str, Any]) -> None:
+def require_data_entry(name: str, entry: Mapping[str, Any]) -> None:
     """Raises UsageError for an entry of [data] that `DatasetSpec` does not have, lacks, or has with another type."""
     known_names = [dataset_field.name for dataset_field in fields(DatasetSpec)]
     if unknown := sorted(set(entry) - set(known_names)):
         raise UsageError(f"data.{name} has no {unknown[0]}", f"it has: {', '.join(known_names)}")
-    require_names(entry, f"data.{name}", ("train", "held_out"))
+    require_entries(entry, f"data.{name}", ("train", "held_out"))
     from_entries(DatasetSpec, entry)
 
 
-def require_defence(name: str, entry: Mapping[str, Any]) -> None:
+def require_defence_entry(name: str, entry: Mapping[str, Any]) -> None:
     """Raises UsageError for an entry of [defences] that is refused.
 
     Args:
@@ -92,26 +95,26 @@ def require_defence(name: str, entry: Mapping[str, Any]) -> None:
     """
     values = dict(entry)
     if "encoder" in values:
-        with naming_refusals(f"defences.{name}"):
+        with naming_entry(f"defences.{name}"):
             hidden_state_defence_of(values.pop("encoder"), values)
     elif "defence" in values:
-        with naming_refusals(f"defences.{name}"):
+        with naming_entry(f"defences.{name}"):
             other_defence_of(values.pop("defence"), values)
     elif "sanitizer" in values:
         if not isinstance(words := values.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {toml_type(words)}", "it names a GloVe file")
-        with naming_refusals(f"defences.{name}"):
+        with naming_entry(f"defences.{name}"):
             sanitizer_of(values.pop("sanitizer"), values, Path(words) if words else None)
     elif values:
         bands = values.pop("bands", 1.0)
         if isinstance(bands, bool) or not isinstance(bands, int | float):
             raise UsageError(f"defences.{name}: bands is {toml_type(bands)}", "give a number, the factor of the counts")
-        with naming_refusals(name):
+        with naming_entry(name):
             scheme_of_recipe(values)
 
 
 @contextmanager
-def naming_refusals(name: str) -> Iterator[None]:
+def naming_entry(name: str) -> Iterator[None]:
     """Puts the name of an entry before the message of a UsageError that is raised inside the context."""
     try:
         yield

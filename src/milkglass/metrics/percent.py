@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from milkglass.metrics.interval import Interval
 
-WRITTEN_AS_ALL = 0.9995  # from here on a share is written as 100 %
+MIN_SHARE_WRITTEN_AS_100 = 0.9995  # from here on a share is written as 100 %
 SMALL_SHARE = 0.01  # a smaller share is written with one decimal at least
 
 
 def percent(share: float, is_lower_bound: bool = False, decimals: int = 0) -> str:
     """Returns a share in percent: "12 %", "0.4 %", "at least 11 %", "more than 99 %"; "-" for nan.
 
-    From WRITTEN_AS_ALL on it is "100 %", even for a lower bound. A share below SMALL_SHARE has one decimal at least,
-    unless it is written as 0.
+    From MIN_SHARE_WRITTEN_AS_100 on it is "100 %", even for a lower bound. A share below SMALL_SHARE has one decimal at
+    least, unless it is written as 0.
 
     Args:
         share: from 0 to 1.
@@ -28,7 +28,7 @@ def percent(share: float, is_lower_bound: bool = False, decimals: int = 0) -> st
     """
     if math.isnan(share):
         return "-"
-    if share == 0 or share >= WRITTEN_AS_ALL:
+    if share == 0 or share >= MIN_SHARE_WRITTEN_AS_100:
         return f"{100 * share:.{decimals}f} %" if share or not is_lower_bound else "at least 0 %"
     decimals = max(decimals, 1) if share < SMALL_SHARE else decimals
     unit = 10.0**-decimals  # in percent
@@ -41,10 +41,10 @@ def percent(share: float, is_lower_bound: bool = False, decimals: int = 0) -> st
     return f"more than {100 - unit:.{decimals}f} %" if float(written) == 100 else f"{written} %"
 
 
-def percent_with_decimal(share: float, is_lower_bound: bool = False) -> str:
-    """Returns a share in percent with one decimal, or one digit if that would be 0.0: "12.3 %", "0.04 %"; "-" for nan.
+def percent_to_one_decimal(share: float, is_lower_bound: bool = False) -> str:
+    """Returns a share in percent with one decimal, such as "12.3 %"; "-" for nan.
 
-    Spaces are non-breaking.
+    A share that would be 0.0 has one significant digit, such as "0.04 %". Spaces are non-breaking.
 
     Args:
         share: from 0 to 1.

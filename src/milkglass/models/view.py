@@ -61,7 +61,7 @@ class Model:
     Attributes:
         tensors: each in its own dtype.
         config: the object in config.json.
-        folder: the checkpoint's, with its tokenizer if that is a public one. None: the model is in memory alone.
+        folder: the checkpoint's folder, with its tokenizer if that is public. None: the model is in memory only.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -98,7 +98,7 @@ class Model:
         return _headers(self.tensors)
 
     def map_tensor(self, name: str) -> torch.Tensor:
-        """Returns a tensor in its own dtype, mapped or in memory. It must not be written to."""
+        """Returns a tensor in its own dtype, memory-mapped from its file, or in memory. It must not be written to."""
         return _map_tensor(self.tensors, name)
 
     @property

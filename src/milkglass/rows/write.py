@@ -13,7 +13,10 @@ from milkglass.rows.examples import Example
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """Returns a row as a line of JSON. Half of a surrogate pair, which UTF-8 cannot write, is escaped."""
+    """Returns a row as a line of JSON.
+
+    If a text has a lone surrogate, which UTF-8 cannot encode, all characters beyond ASCII are escaped.
+    """
     line = json.dumps(row, ensure_ascii=False)
     try:
         line.encode()
@@ -23,10 +26,11 @@ def json_line(row: Mapping[str, Any]) -> str:
 
 
 def example_row(example: Example, is_score: bool = False) -> dict[str, Any]:
-    """Returns a row in the format that `finetune`, `audit` and recipes read.
+    """Returns an example as the JSON object that `finetune`, `audit` and recipes read.
 
     Args:
-        is_score: whether the label is the number of a regression, and is written as one.
+        example: the row.
+        is_score: whether the label is a score, which is written as a number.
     """
     if example.kind == "chat":
         tools = {"tools": [dict(tool) for tool in example.tools]} if example.tools else {}
@@ -45,7 +49,7 @@ def write_examples(
 
     Args:
         out: the file, which appears when it is complete. Only its owner can read it.
-        are_scores: whether labels are the numbers of a regression.
+        are_scores: whether labels are scores, which are written as numbers.
         max_count: how many examples are written at most. None: all.
     """
     count = 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import CodecError, UsageError
-from milkglass.rows.sets.catalogue import PUBLIC_DATASETS, load
+from milkglass.rows.sets.catalogue import PUBLIC_DATASETS, load_split
 
 ROWS: dict[str, tuple[str, dict[str, Any], tuple[str, str | None, str | None]]] = {
     "sst2": ("nyu-mll/glue", {"sentence": "fine", "label": 1, "idx": 0}, ("fine", None, "positive")),
@@ -64,7 +64,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_rows_of_the_hub(name: str, hub: dict[str, Any]) -> None:
     path, row, wanted = ROWS[name]
     hub["rows"] = [row]
-    found = list(load(name, None, "train"))
+    found = list(load_split(name, None, "train"))
     assert [(one.text, one.pair, one.label) for one in found] == [wanted]
     assert hub["asked"][0] == path
     assert hub["asked"][2] == {"split": "train", "streaming": True}  # above all no code of the hub's
@@ -74,7 +74,7 @@ def test_rows_of_the_hub(name: str, hub: dict[str, Any]) -> None:
 def test_conversations_of_the_hub(name: str, hub: dict[str, Any]) -> None:
     path, row = CHATS[name]
     hub["rows"] = [row]
-    asked, answer = next(load(name, None, "train")).messages
+    asked, answer = next(load_split(name, None, "train")).messages
     assert "i" in asked["content"]
     assert answer == {"role": "assistant", "content": "o"}
     assert hub["asked"][0] == path
@@ -87,29 +87,29 @@ def test_all_sets_but_two_are_on_the_hub() -> None:
         == {*PUBLIC_DATASETS} - {"enron", "legal"}
     )
     with pytest.raises(UsageError, match="enron .*hub"):
-        load("enron", None, "train")
+        load_split("enron", None, "train")
 
 
 def test_splits_have_the_hubs_names(hub: dict[str, Any]) -> None:
     hub["rows"] = [ROWS["mnli"][1]]
-    assert len(list(load("mnli", None, "validation"))) == 1
+    assert len(list(load_split("mnli", None, "validation"))) == 1
     assert hub["asked"][:2] == ("nyu-mll/glue", "mnli")
     assert hub["asked"][2]["split"] == "validation_matched"
     with pytest.raises(UsageError, match="mnli .*'test'"):
-        load("mnli", None, "test")
+        load_split("mnli", None, "test")
 
 
 def test_a_row_without_a_label_is_told(hub: dict[str, Any]) -> None:
     hub["rows"] = [ROWS["sst2"][1], {"sentence": "zanzibar", "label": -1}]
     with pytest.raises(CodecError, match="row 2 of nyu-mll/glue .*label") as caught:
-        list(load("sst2", None, "train"))
+        list(load_split("sst2", None, "train"))
     assert "zanzibar" not in str(caught.value)
 
 
 def test_blank_lines_of_the_hub_are_counted(hub: dict[str, Any]) -> None:
     hub["rows"] = [{"text": ""}, {"text": " = Head = \n"}]
     notes: list[str] = []
-    assert [one.text for one in load("wikitext2", None, "train", notes.append)] == ["= Head ="]
+    assert [one.text for one in load_split("wikitext2", None, "train", notes.append)] == ["= Head ="]
     [note] = notes
     assert note.startswith("1 row ") and "wikitext2" in note
 
@@ -118,7 +118,7 @@ def test_blank_lines_of_the_hub_are_counted(hub: dict[str, Any]) -> None:
 def test_a_hub_that_cannot_be_read(error: Exception, hub: dict[str, Any]) -> None:
     hub["rows"] = error
     with pytest.raises(UsageError, match="after 0 rows") as caught:
-        list(load("sst2", None, "train"))
+        list(load_split("sst2", None, "train"))
     assert type(error).__name__ in caught.value.message
     assert "zanzibar" not in str(caught.value)
     assert "folder" in caught.value.hint
@@ -127,5 +127,5 @@ def test_a_hub_that_cannot_be_read(error: Exception, hub: dict[str, Any]) -> Non
 def test_without_the_library_the_way_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="datasets") as caught:
-        list(load("sst2", None, "train"))
+        list(load_split("sst2", None, "train"))
     assert "pip install datasets" in caught.value.hint

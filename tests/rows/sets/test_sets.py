@@ -11,7 +11,7 @@ from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.metrics import glue, text
 from milkglass.rows import tables
 from milkglass.rows.examples import Example, checked_summary, read_examples
-from milkglass.rows.sets.catalogue import PUBLIC_DATASETS, dataset_named, load, split_files
+from milkglass.rows.sets.catalogue import PUBLIC_DATASETS, dataset_named, files_of_split, load_split
 from milkglass.rows.write import write_examples
 from tests.rows.sets.layouts import CHATS, Expected, lines, put, write_all
 
@@ -49,15 +49,15 @@ def test_a_split_reads_as_it_was_published(
     name: str, split: str, root: Path, expected: dict[tuple[str, str], list[Expected]]
 ) -> None:
     notes: list[str] = []
-    found = list(load(name, root, split, notes.append))
+    found = list(load_split(name, root, split, notes.append))
     if (name, split) in CHATS:
         assert [(one.messages[0]["content"], one.messages[1]["content"]) for one in found] == CHATS[name, split]
         assert all([turn["role"] for turn in one.messages] == ["user", "assistant"] for one in found)
     else:
         assert [(one.text, one.pair, one.label) for one in found] == expected[name, split]
     assert notes == ([LEFT_OUT[name, split]] if (name, split) in LEFT_OUT else [])
-    inside = split_files(name, root, split)[0].parent
-    assert list(load(name, inside, split)) == found  # the data set's own folder is as good
+    inside = files_of_split(name, root, split)[0].parent
+    assert list(load_split(name, inside, split)) == found  # the data set's own folder is as good
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,21 +85,21 @@ def test_the_metrics_are_glues_own() -> None:
 
 
 def test_lines_are_those_of_the_file(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
-    assert [one.line for one in load("sst2", root, "train")] == [2, 3]
-    assert [one.line for one in load("cola", root, "train")] == [1, 2]
-    assert [one.line for one in load("ag_news", root, "test")] == [1, 3]  # where the row begins
-    assert [one.line for one in load("wikitext2", root, "test")] == [2, 4]
-    assert [one.line for one in load("alpaca", root, "train")] == [1, 2]
+    assert [one.line for one in load_split("sst2", root, "train")] == [2, 3]
+    assert [one.line for one in load_split("cola", root, "train")] == [1, 2]
+    assert [one.line for one in load_split("ag_news", root, "test")] == [1, 3]  # where the row begins
+    assert [one.line for one in load_split("wikitext2", root, "test")] == [2, 4]
+    assert [one.line for one in load_split("alpaca", root, "train")] == [1, 2]
 
 
 @pytest.mark.parametrize(("name", "split"), SPLITS)
 def test_what_is_exported_reads_back(
     name: str, split: str, root: Path, expected: dict[tuple[str, str], list[Expected]], tmp_path: Path
 ) -> None:
-    before = list(load(name, root, split))
+    before = list(load_split(name, root, split))
     score = PUBLIC_DATASETS[name].task == "regression"
     out = tmp_path / "out.jsonl"
-    assert write_examples(load(name, root, split), out, score) == len(before)
+    assert write_examples(load_split(name, root, split), out, score) == len(before)
     assert out.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
     if score:  # what would otherwise be trained as hundreds of classes
@@ -118,15 +118,15 @@ def test_what_is_exported_reads_back(
 
 def test_an_export_may_be_of_the_first_rows_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     put(tmp_path, "train.tsv", "sentence\tlabel\na\t1\nb\t0\nc\t7\n")
-    assert write_examples(load("sst2", tmp_path, "train"), tmp_path / "two.jsonl", max_count=2) == 2
+    assert write_examples(load_split("sst2", tmp_path, "train"), tmp_path / "two.jsonl", max_count=2) == 2
     with pytest.raises(CodecError, match=r"line 4 of train\.tsv"):
-        write_examples(load("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
+        write_examples(load_split("sst2", tmp_path, "train"), tmp_path / "all.jsonl")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["train.tsv", "two.jsonl"]
 
 
 def broken(name: str, split: str, folder: Path) -> CodecError:
     with pytest.raises(CodecError) as caught:
-        list(load(name, folder, split))
+        list(load_split(name, folder, split))
     error = caught.value
     assert SECRET not in str(error) and SECRET not in repr(error)
     return error
@@ -197,29 +197,29 @@ def test_two_files_side_by_side_are_of_one_length(texts: str, labels: str, short
 
 def test_a_folder_or_split_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="train split of mrpc") as caught:
-        load("mrpc", tmp_path, "train")
+        load_split("mrpc", tmp_path, "train")
     folders = ", ".join(map(str, (tmp_path / "mrpc", tmp_path / "MRPC", tmp_path)))
     assert f"train.tsv or msr_paraphrase_train.txt in {folders}" in caught.value.hint
     assert caught.value.hint.endswith("of mrpc: nothing")
     put(tmp_path, "dev.tsv", "x\n")
     with pytest.raises(UsageError) as caught:
-        load("mrpc", tmp_path, "train")
+        load_split("mrpc", tmp_path, "train")
     assert caught.value.hint.endswith("of mrpc: validation (dev.tsv)")
     with pytest.raises(UsageError, match="folder /nowhere"):
-        load("mrpc", Path("/nowhere"), "train")
+        load_split("mrpc", Path("/nowhere"), "train")
     put(tmp_path, "val_text.txt", "a\n")
     with pytest.raises(UsageError, match="validation split") as caught:
-        load("tweet_sentiment", tmp_path, "validation")
+        load_split("tweet_sentiment", tmp_path, "validation")
     assert "val_text.txt with val_labels.txt in " in caught.value.hint
     with pytest.raises(UsageError, match="sst2 .*'test'") as caught:
-        load("sst2", tmp_path, "test")
+        load_split("sst2", tmp_path, "test")
     assert caught.value.hint.endswith(": train, validation")
 
 
 def test_rows_stream(tmp_path: Path) -> None:
     """The row that cannot be is met only when it is reached."""
     put(tmp_path, "train.tsv", "sentence\tlabel\n" + "fine\t1\n" * 5 + "worse\t9\n")
-    rows = load("sst2", tmp_path, "train")
+    rows = load_split("sst2", tmp_path, "train")
     assert [next(rows).text for _ in range(5)] == ["fine"] * 5
     with pytest.raises(CodecError, match="line 7"):
         next(rows)
@@ -251,10 +251,10 @@ def test_a_broken_json_list_is_reported_with_its_line(
 def test_a_json_list_is_read_in_blocks_of_any_size(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("milkglass.rows.tables.BLOCK_CHARACTERS", block)
     put(tmp_path, "sentences.json", ' [ "a, b]" , "\\u00e9\\n\\"", "c" ]\n')
-    assert [one.text for one in load("enron", tmp_path, "train")] == ["a, b]", '\xe9\n"', "c"]
+    assert [one.text for one in load_split("enron", tmp_path, "train")] == ["a, b]", '\xe9\n"', "c"]
     put(tmp_path, "sentences.json", '["a", "b"')
     with pytest.raises(CodecError, match="entry 2"):
-        list(load("enron", tmp_path, "train"))
+        list(load_split("enron", tmp_path, "train"))
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
@@ -278,11 +278,11 @@ def test_a_headless_file_with_one_word_cells_shows_no_text_with_a_space(tmp_path
 
 
 def test_an_example_is_the_clients_own(root: Path, expected: dict[tuple[str, str], list[Expected]]) -> None:
-    assert next(load("rte", root, "train")) == Example(2, "labelled", "Bo ran home.", "Bo ran.", "entailment")
-    assert next(load("ifeval", root, "train")) == Example(1, "text", "Say no commas.")
+    assert next(load_split("rte", root, "train")) == Example(2, "labelled", "Bo ran home.", "Bo ran.", "entailment")
+    assert next(load_split("ifeval", root, "train")) == Example(1, "text", "Say no commas.")
 
 
 def test_an_empty_row_of_a_plain_file_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "enron.jsonl", lines({"text": ""}))
     with pytest.raises(EmptyText, match=r"line 1 of enron\.jsonl .*text"):
-        list(load("enron", tmp_path, "train"))
+        list(load_split("enron", tmp_path, "train"))

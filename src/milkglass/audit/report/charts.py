@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.percent import percent_with_decimal
+from milkglass.metrics.percent import percent_to_one_decimal
 from milkglass.plots import COLOURS, GREY, INK, MARKERS, panels, plot_style, svg
 
 BAR_COLOUR = "#4f9dbd"
@@ -57,7 +57,7 @@ def bars(title: str, axis: str, rows: Mapping[str, Interval], floors: Mapping[st
 
 def _write_share(axes: Any, value: float, end: float, place: int, is_lower_bound: bool = False) -> None:
     """Writes a share beside the end of its bar."""
-    label = percent_with_decimal(value, is_lower_bound)
+    label = percent_to_one_decimal(value, is_lower_bound)
     axes.annotate(label, (100 * end, place), (8, 0), textcoords="offset points", va="center")
 
 

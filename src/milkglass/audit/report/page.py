@@ -16,7 +16,7 @@ from milkglass.audit.report.result import Audit
 from milkglass.audit.report.verdict import MOST_SHARE, MUCH_SHARE, label_of
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
 from milkglass.metrics.interval import Interval
-from milkglass.metrics.percent import percent_with_decimal
+from milkglass.metrics.percent import percent_to_one_decimal
 
 COMMON_CHARACTERS = re.compile("[\u0020-\u024f\u0370-\u052f\u1e00-\u1eff\u2010-\u2027\u2030-\u205e\u20a0-\u20bf\u2122]")
 ATTACKER_TITLES = {  # in charts
@@ -119,7 +119,7 @@ def environment(own_letters: str) -> Environment:
     )
     letters = frozenset(own_letters)
     engine.filters |= {
-        "percent": percent_with_decimal,
+        "percent": percent_to_one_decimal,
         "interval": interval,
         "duration": unbroken_duration,
         "code": code,

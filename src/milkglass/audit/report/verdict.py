@@ -14,7 +14,7 @@ from milkglass.audit.report.findings import NO_FLOORS, best_naming_attack, excee
 from milkglass.audit.report.result import Audit, Level
 from milkglass.audit.report.texts import TEXTS, fill_template
 from milkglass.audit.scene import ALIKE, KNOWN, MODEL_ONLY, OTHER
-from milkglass.metrics.percent import WRITTEN_AS_ALL
+from milkglass.metrics.percent import MIN_SHARE_WRITTEN_AS_100
 
 MOST_SHARE, MUCH_SHARE = 0.5, 0.1  # the levels "most" and "much" hold from these shares of content tokens read on
 FEW_TEXTS = 8  # texts with content words; a share that is read of fewer may be luck
@@ -124,7 +124,7 @@ def unfinished_attacks(best: AttackResult | None, results: tuple[AttackResult, .
 
     If an attack that starts from the clusters ended, only such attacks and long ones count, since others read less.
     """
-    if best is not None and best.value("tokens top-1") >= WRITTEN_AS_ALL:
+    if best is not None and best.value("tokens top-1") >= MIN_SHARE_WRITTEN_AS_100:
         return []
     relevant = [
         cell for cell in results if not (cell.attack in ATTACKS and ATTACKS[cell.attack].baseline) or cell == best
@@ -137,16 +137,16 @@ def unfinished_attacks(best: AttackResult | None, results: tuple[AttackResult, .
 def percent_text(share: float, is_lower_bound: bool = False) -> str:
     """Returns a share in percent: `82` for 0.824.
 
-    Below WRITTEN_AS_ALL no share is written as 100, and no final one above 0 as 0.
+    Below MIN_SHARE_WRITTEN_AS_100 no share is written as 100, and no final one above 0 as 0.
 
     Args:
         is_lower_bound: whether more may be read.
     """
     if 0 < share < 0.01 and not is_lower_bound:
         return "fewer than 1"
-    if 0.995 <= share < WRITTEN_AS_ALL:
+    if 0.995 <= share < MIN_SHARE_WRITTEN_AS_100:
         return "more than 99"
-    if is_lower_bound and share < WRITTEN_AS_ALL:
+    if is_lower_bound and share < MIN_SHARE_WRITTEN_AS_100:
         return f"at least {math.floor(100 * share + 1e-9)}"
     return f"{100 * share:.0f}"
 

@@ -28,7 +28,7 @@ from milkglass.client.data.texts import EncodedTexts
 from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, permutation
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import AttackEntries, attacks_of, require_names, require_variants
+from milkglass.experiments.entries import AttackEntries, attacks_of, require_entries, require_variants
 from milkglass.experiments.procedures import lstm
 from milkglass.experiments.procedures.lstm import SPECIAL_IDS, Labels, LSTMTraining, WordTable, word_id_mask
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
@@ -83,7 +83,7 @@ class BiLSTMRecipe(Recipe):
             raise UsageError("evaluation has no texts", "say how many training texts the attacks are graded on")
         if not any(not variant for variant in self.variants.values()):
             raise UsageError("no variant is plain", "add one without parameters: the loss is measured against it")
-        require_names(self.data, "data", SPLITS)
+        require_entries(self.data, "data", SPLITS)
         require_variants(self.variants)
         schemes = [scheme_of_recipe(parameters) for parameters in self.variants.values()]
         if any(scheme.ids_per_token > 1 or scheme.shares or scheme.document().get("plus") for scheme in schemes):

@@ -39,7 +39,7 @@ class ClassificationRecipe(FineTuningRecipe):
         self, run: RunContext, base: Checkpoint, variants: list[TrainedVariant], statuses: Mapping[str, Status]
     ) -> list[ResultRecord]:
         """Returns accuracies and a named data set's own measures in percent, and recovery as shares."""
-        data_set = data_refs.parse_ref(self.data["validation"])
+        data_set = data_refs.parse_named_split(self.data["validation"])
         measures = [name for name in data_set[0].metrics if name != "accuracy"] if data_set else []
         own_figures = figures_by_measure(variants, measures, self.training.max_length, self.seed, run.predictions)
         return recovery_figures(base, variants, statuses) + own_figures

@@ -42,8 +42,8 @@ from milkglass.experiments.entries import (
     AttackEntries,
     attacks_of,
     parse_hyperparameters,
-    require_data,
-    require_defence,
+    require_data_entry,
+    require_defence_entry,
 )
 from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.procedures.trials import (
@@ -113,10 +113,10 @@ class ComparisonRecipe(Recipe):
             if name in self.defences:
                 raise UsageError(f"{name!r} is the name of a row of its own", "give the defence another name")
         for name, entry in self.data.items():
-            require_data(name, entry)
+            require_data_entry(name, entry)
         for name, defence in self.defences.items():
             self.attacked_of(defence)
-            require_defence(name, _without_tables(defence))
+            require_defence_entry(name, _without_tables(defence))
             for data in self.data:
                 settings = self.settings_of(data, defence, {"num_labels": 2})
                 if "encoder" in defence:
@@ -308,7 +308,7 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
     Raises:
         UsageError: the data has no labels, or too few rows.
     """
-    data_set = data_refs.parse_ref(entry["train"])
+    data_set = data_refs.parse_named_split(entry["train"])
     examples = data_refs.load_examples(data_folder, entry["train"])
     order = [examples[i] for i in np.random.default_rng(seed).permutation(len(examples))]
     rows = entry.get("rows", len(examples) - spare_rows)

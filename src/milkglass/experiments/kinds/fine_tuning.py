@@ -21,7 +21,7 @@ from milkglass.client.data.training_rows import WriteCounts, write_parquet
 from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import parse_hyperparameters, require_names, require_variants
+from milkglass.experiments.entries import parse_hyperparameters, require_entries, require_variants
 from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import (
@@ -72,8 +72,8 @@ class FineTuningRecipe(Recipe):
         return {**raw, "training": parse_hyperparameters({**defaults, **table_of(raw, "training")})}
 
     def check(self) -> None:
-        require_names(self.data, "data", self.splits)
-        require_names(self.evaluation, "evaluation", self.evaluation_names)
+        require_entries(self.data, "data", self.splits)
+        require_entries(self.evaluation, "evaluation", self.evaluation_names)
         self.check_variants()
 
     def check_variants(self) -> None:
@@ -97,7 +97,7 @@ class FineTuningRecipe(Recipe):
     def text_files(self, base: Checkpoint, run: RunContext) -> Mapping[str, Mapping[str, Path]]:
         """Returns for each variant the file of each split. By default all variants have the same files."""
         paths = {
-            split: data_refs.as_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
+            split: data_refs.rows_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
         }
         return dict.fromkeys(self.variants, paths)
 
@@ -134,7 +134,7 @@ class FineTuningRecipe(Recipe):
 def _label_count_setting(data: Mapping[str, str]) -> dict[str, int]:
     """Returns how many classes a named data set has, as a setting."""
     train = data.get("train", "")
-    data_set = data_refs.parse_ref(train) if isinstance(train, str) else None
+    data_set = data_refs.parse_named_split(train) if isinstance(train, str) else None
     return {"num_labels": len(data_set[0].labels)} if data_set and data_set[0].labels else {}
 
 

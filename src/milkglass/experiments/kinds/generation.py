@@ -177,7 +177,7 @@ class GenerationRecipe(GeneratorTuningRecipe):
         answers after.
         """
         records: list[ResultRecord] = []
-        held_out = data_refs.as_file(run.data, self.data["validation"], run.out / "data")
+        held_out = data_refs.rows_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
             run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
             codec = seeded_codec(variant.key, base.folder, "evaluation")

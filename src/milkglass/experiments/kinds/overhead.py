@@ -35,7 +35,7 @@ from milkglass.client.obfuscate.scramble import scramble
 from milkglass.errors import JobFailed, UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import PartialResults
-from milkglass.experiments.entries import parse_hyperparameters, require_names, require_variants
+from milkglass.experiments.entries import parse_hyperparameters, require_entries, require_variants
 from milkglass.experiments.kinds.generation import load_generator
 from milkglass.experiments.recipe import Recipe, table_of
 from milkglass.experiments.record import ResultRecord, make_records
@@ -82,7 +82,7 @@ class OverheadRecipe(Recipe):
             raise UsageError(
                 f"evaluation has no {missing[0]} of 1 or more", f"it needs: {', '.join(EVALUATION_ENTRIES)}"
             )
-        require_names(self.data, "data", ("train",))
+        require_entries(self.data, "data", ("train",))
         require_variants(self.variants)
         if len(self.variants) != 1 or not all(self.variants.values()):
             raise UsageError(f"{len(self.variants)} variants, 1 with a scheme is needed", "see the recipe")
@@ -102,7 +102,7 @@ class OverheadRecipe(Recipe):
         ((name, parameters),) = self.variants.items()
         key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
         codec = Codec.open(key, base.folder)
-        source = data_refs.as_file(run.data, self.data["train"], out / "data", run.progress)
+        source = data_refs.rows_file(run.data, self.data["train"], out / "data", run.progress)
         variant = TrainedVariant(name, out / f"{name}-model", key, out / name, is_plain=False)
         partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
         run.progress("client: obfuscation")

@@ -33,7 +33,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
-from milkglass.experiments.entries import naming_refusals
+from milkglass.experiments.entries import naming_entry
 from milkglass.experiments.kinds.generation import (
     GeneratorTuningRecipe,
     RecordFields,
@@ -239,7 +239,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         """Returns the figures of one variant's answers at one stage."""
         fields = {"variant": variant.name, "when": stage}
         losses = np.array(answers["losses"], np.float64), np.array(answers["tokens"], np.float64)
-        data_set, _ = data_refs.parse_ref(self.data["validation"]) or (None, "")
+        data_set, _ = data_refs.parse_named_split(self.data["validation"]) or (None, "")
         if labels := data_set.labels if data_set else ():
             records = loss_figures(losses, self.seed, fields, run.predictions)
             records += self._class_figures(answers["texts"], prompt_set.references, labels, fields, run.predictions)
@@ -271,7 +271,7 @@ def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:
     values = dict(entry)
     if "sanitizer" not in values:
         raise UsageError(f"{name} has no sanitizer", "name one, such as rnm, or leave the entry empty")
-    with naming_refusals(name):
+    with naming_entry(name):
         defence = sanitizer_of(str(values.pop("sanitizer")), values, None)
     if defence.by != "tokens":
         raise UsageError(f"{name} replaces words, and prompts are sanitized by tokens", 'say by = "tokens"')

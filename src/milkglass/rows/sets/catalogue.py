@@ -1,6 +1,6 @@
-"""All data sets by name, and how to read them.
+"""Lists all public data sets by name, and reads their rows.
 
-They are read from a folder of files in their original layouts, or from the Hugging Face hub if the library `datasets`
+Rows are read from a folder of files in their original layouts, or from the Hugging Face hub if the library `datasets`
 is installed. Rows are streamed; code from the hub is never run.
 """
 
@@ -30,18 +30,21 @@ def dataset_named(name: str) -> PublicDataset:
     return PUBLIC_DATASETS[name]
 
 
-def load(name: str, folder: Path | None, split: str, notice: Log = no_log) -> Iterator[Example]:
+def load_split(name: str, folder: Path | None, split: str, notice: Log = no_log) -> Iterator[Example]:
     """Yields the rows of one split.
 
     Args:
         name: the data set's name.
-        folder: the data set's own folder, or one with a folder of its name in it. None: it is read from the hub.
+        folder: the folder with the data set's files, or one that has such a folder under the set's name. None: rows
+            come from the hub.
         split: the split's name, such as "train".
         notice: receives, at the end, how many rows of a flawed published file were left out.
 
     Raises:
-        UsageError: the name, split or folder does not exist. This is raised at once.
-        CodecError: a row is invalid. It is raised when the row is reached.
+        UsageError: the name, split or folder does not exist, which is raised at once; or the hub cannot be read or the
+            library `datasets` is missing, which is raised when rows are read.
+        CodecError: a row is invalid, which is raised when the row is reached.
+        EmptyText: there are no rows, which is raised at the end.
     """
     description = dataset_named(name)
     if folder is None:
@@ -53,8 +56,8 @@ def load(name: str, folder: Path | None, split: str, notice: Log = no_log) -> It
     )
 
 
-def split_files(name: str, folder: Path, split: str) -> list[Path]:
-    """Returns the files that `load` reads for a split. Raises UsageError as `load` does."""
+def files_of_split(name: str, folder: Path, split: str) -> list[Path]:
+    """Returns the files that `load_split` reads for a split. Raises UsageError as `load_split` does."""
     return _locate(dataset_named(name), folder, split)[1]
 
 
@@ -81,7 +84,7 @@ def _find_files(description: PublicDataset, folder: Path, split: str) -> tuple[L
 
 
 def _where_looked(description: PublicDataset, folder: Path, split: str) -> str:
-    """Returns words on where which files were looked for, and what was found."""
+    """Returns a hint: which files were looked for and where, and which splits were found."""
     file_names = " or ".join(" with ".join(layout.files) for layout in description.splits[split])
     paths = ", ".join(map(str, description.candidate_folders(folder)))
     located = {other: _find_files(description, folder, other) for other in description.splits}
