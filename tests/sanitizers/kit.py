@@ -62,7 +62,7 @@ def custext_law(sanitizer: CusText, row: int) -> NDArray[np.float64]:
         result[sanitizer.table.candidates] = 1 / len(sanitizer.vectors)
         return result
     place = sanitizer.table.places[row]
-    members = sanitizer.lists.members[sanitizer.lists.group[place]]
-    weights = np.exp(sanitizer.epsilon * sanitizer.lists.scores[place] / 2)
+    members = sanitizer.groups.members[sanitizer.groups.group[place]]
+    weights = np.exp(sanitizer.epsilon * sanitizer.groups.scores[place] / 2)
     result[sanitizer.table.candidates[members[members >= 0]]] = (weights / weights.sum())[members >= 0]
     return result

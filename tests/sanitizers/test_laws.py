@@ -158,7 +158,7 @@ def test_custext_draws_by_the_closed_form(metric: str, epsilon: float) -> None:
 
 def test_the_promise_of_custext_holds_within_every_list() -> None:
     sanitizer = CusText(table(40, 3), 1.5, k=6)
-    for group in sanitizer.lists.members:
+    for group in sanitizer.groups.members:
         laws = np.array([custext_law(sanitizer, int(word)) for word in group[group >= 0]])[:, group[group >= 0]]
         assert (laws.max(0) / laws.min(0)).max() <= math.exp(1.5) * (1 + 1e-9)
 
@@ -225,8 +225,8 @@ def test_the_strict_promise_holds_and_the_papers_does_not() -> None:
     words, epsilon, p = table(24, 3), 1.0, 0.3
     strict = Rnm(words, epsilon, k=6, guarantee_kind="strict")
     assert strict.guarantee is not None and strict.guarantee.startswith("1-DP")
-    group = strict.lists.members[0]
-    laws = np.array([noisy_max_law(strict.lists.scores[word], strict.scale) for word in group])
+    group = strict.groups.members[0]
+    laws = np.array([noisy_max_law(strict.groups.scores[word], strict.scale) for word in group])
     assert (laws.max(0) / laws.min(0)).max() <= math.exp(epsilon)
     spared = p * laws + (1 - p) * np.eye(6)  # no word is sensitive: the worst case
     kept = Rnm(words, epsilon, 6, "strict", SparingRule(np.zeros(24, np.bool_), p)).guarantee
@@ -237,7 +237,7 @@ def test_the_strict_promise_holds_and_the_papers_does_not() -> None:
     assert (spared.max(0) / spared.min(0)).max() > math.exp(epsilon)
     paper = Rnm(words, epsilon, k=6)
     assert paper.guarantee is None
-    outcomes = [set(paper.candidates(np.array([word]))[0].tolist()) for word in range(24)]
+    outcomes = [set(paper.substitutes_of(np.array([word]))[0].tolist()) for word in range(24)]
     assert any(one != other for one in outcomes for other in outcomes)
 
 

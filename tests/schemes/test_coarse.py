@@ -14,7 +14,7 @@ from milkglass.errors import UsageError
 from milkglass.noise.stream import Stream
 from milkglass.schemes.catalogue import scheme_named
 from milkglass.schemes.coarse import Coarse
-from milkglass.schemes.symbols.diversity import DiversityLimits, bits_and_shares, join_symbols
+from milkglass.schemes.symbols.diversity import DiversityLimits, bits_and_largest_shares, join_symbols
 from milkglass.schemes.symbols.finder import Evidence, FoundSymbols, TaskTexts
 from milkglass.schemes.symbols.kmeans import KMeans, cheapest_symbols, label_scores, next_price, with_neighbours
 from milkglass.schemes.symbols.symbol_map import SymbolMap
@@ -129,8 +129,8 @@ def test_labels_move_the_symbols() -> None:
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
-def test_bits_and_shares_by_hand() -> None:
-    bits, share = bits_and_shares(np.array([0, 0, 0, 1, 1]), np.array([2.0, 1, 1, 3, 1]), 2)
+def test_bits_and_largest_shares_by_hand() -> None:
+    bits, share = bits_and_largest_shares(np.array([0, 0, 0, 1, 1]), np.array([2.0, 1, 1, 3, 1]), 2)
     assert bits.tolist() == pytest.approx([1.5, -(0.75 * log2(0.75) + 0.25 * log2(0.25))])
     assert share.tolist() == pytest.approx([0.5, 0.75])
 

@@ -29,7 +29,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
 from milkglass.noise.root import NoiseStream
 from milkglass.schemes.aloepri import AloePri
-from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import LayerShape, permute_windows
 from milkglass.schemes.orthogonal import Orthogonal
 from milkglass.schemes.permuted import Permuted
@@ -46,7 +46,7 @@ ROOT = bytes(range(32))
 SHAPE = LayerShape(4, 2, 8, 48, 10_000.0)
 
 
-def made(name: str, scheme: Covariant, folder: Path, **saved: object) -> tuple[Checkpoint, Key]:
+def made(name: str, scheme: CovariantScheme, folder: Path, **saved: object) -> tuple[Checkpoint, Key]:
     base = Checkpoint.open(tiny.save(name, folder / "base", **saved))  # type: ignore[arg-type]
     key = new_key(base, str(base.folder), scheme, base.digest(), ROOT)
     scramble(base, key, folder / "out")
@@ -59,7 +59,7 @@ def draws(number: int) -> NoiseStream:
 
 @pytest.mark.parametrize("scheme", [Permuted(), Orthogonal(), EXACT], ids=["permuted", "orthogonal", "aloepri"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_the_function_is_kept_exactly(name: str, scheme: Covariant, tmp_path: Path) -> None:
+def test_the_function_is_kept_exactly(name: str, scheme: CovariantScheme, tmp_path: Path) -> None:
     """Grouped queries, tied and untied heads, biases of queries; every matrix moved (of two heads, a bias may not)."""
     base, key = made(name, scheme, tmp_path)
     ids = torch.from_numpy(np.random.default_rng(0).integers(4, tiny.VOCAB, (3, 17)))
@@ -122,7 +122,7 @@ def test_any_block_of_noise_is_drawn_again_alike() -> None:
 
 @pytest.mark.parametrize("h", [0, 5, 16])
 def test_all_key_matrices_of_a_family_cancel(h: int) -> None:
-    family = AloePri(expansion=h).stream_keys(40, 1, draws(1))
+    family = AloePri(expansion=h).draw_stream_keys(40, 1, draws(1))
     writing, reading = [family.write_key(draws(n)) for n in (2, 3)], [family.read_key(draws(n)) for n in (4, 5)]
     for p in writing:
         assert p.shape == (40, 40 + 2 * h)
@@ -136,7 +136,7 @@ def test_all_key_matrices_of_a_family_cancel(h: int) -> None:
 
 def test_the_mild_ends_keep_lengths() -> None:
     for scheme in (Orthogonal(), Permuted()):
-        p = scheme.stream_keys(24, 2, draws(1)).write_key(draws(2))
+        p = scheme.draw_stream_keys(24, 2, draws(1)).write_key(draws(2))
         assert torch.allclose(p @ p.T, torch.eye(24, dtype=torch.float64), atol=1e-12)
         assert (bool((p.abs() > 0.5).sum() == 24) and bool((p == 1).sum() == 24)) == isinstance(scheme, Permuted)
 

@@ -5,7 +5,7 @@
      "references": [BASE64], "gpu_revocation": [BASE64], "sealing": BASE64, "keyset": BASE64, "host": NAME,
      "recorded": "2026-11-26T12:00:00Z"}
 
-Our own server binds its TLS key, our nonce and the GPUs' evidence into the report data:
+Milkglass's server binds its TLS key, the client's nonce and the GPUs' evidence into the report data ("|" joins bytes):
 
     report_data = SHA-512("milkglass attest 1" | SHA-256 of the SPKI | nonce | SHA-256 of the GPUs' evidence
                           | SHA-256 of the sealing key)
@@ -28,7 +28,7 @@ from milkglass.attest import aci, intel, nvidia, sev_snp
 from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, proven_claim, unchecked_claim, weak_claim
 from milkglass.errors import AttestationError
 
-Form = Literal["milkglass", "tinfoil", "aci", "none"]
+BindingForm = Literal["milkglass", "tinfoil", "aci", "none"]
 MAX_DOCUMENT_BYTES, NONCE_BYTES = 2 << 20, 32
 # The most entries of a document's lists, each of which costs time
 MAX_ENTRIES = {"gpus": 16, "references": 16, "gpu_revocation": 64, "collateral": 32}
@@ -42,23 +42,23 @@ class HardwareEvidence:
     Attributes:
         kind: the technology.
         raw: the report or the quote.
-        collateral: what the maker signed beside it, by name.
+        collateral: by name, what the maker of the processor signed beside the report.
         form: how the report data are made. "none": nothing binds the evidence to a connection.
         spki_digest: SHA-256 of the SPKI of the server's certificate; empty if the form has none.
         nonce: the client's nonce; empty if the form has none.
-        gpus: the evidence and the certificates (PEM) of each GPU.
+        gpus: for each GPU its evidence and its certificates (PEM).
         references: NVIDIA's manifests of reference values (RIM).
         gpu_revocation: NVIDIA's revocation lists and OCSP responses.
         sealing_key: the public key to which files are sealed (sealing.py); empty if the server takes none.
         keyset: ACI's canonical keyset that the hardware signed; empty in other forms.
-        host: the name by which an ACI server was asked.
+        host: the host name under which an ACI server was asked; "" in other forms.
         recorded: when the evidence was recorded, such as "2026-11-26T12:00:00Z"; "" if that is not known.
     """
 
     kind: Kind
     raw: bytes
     collateral: Mapping[str, bytes] = field(default_factory=dict)
-    form: Form = "none"
+    form: BindingForm = "none"
     spki_digest: bytes = b""
     nonce: bytes = b""
     gpus: tuple[tuple[bytes, bytes], ...] = ()
@@ -71,7 +71,7 @@ class HardwareEvidence:
 
     @classmethod
     def parse(cls, document: bytes) -> Self:
-        """Parses a document. Raises AttestationError for anything else."""
+        """Parses evidence from its JSON document. Raises AttestationError if the document is not valid."""
         if len(document) > MAX_DOCUMENT_BYTES:
             raise AttestationError(
                 "size", f"evidence has {len(document):,} bytes, at most {MAX_DOCUMENT_BYTES:,} are read"
@@ -83,7 +83,7 @@ class HardwareEvidence:
             lists = {name: list(raw.get(name, [])) for name in MAX_ENTRIES}
             if long_list := next((name for name, items in lists.items() if len(items) > MAX_ENTRIES[name]), None):
                 raise AttestationError("size", f"evidence with more than {MAX_ENTRIES[long_list]} {long_list}")
-            if raw["kind"] not in get_args(Kind) or raw.get("form", "none") not in get_args(Form):
+            if raw["kind"] not in get_args(Kind) or raw.get("form", "none") not in get_args(BindingForm):
                 raise AttestationError("kind", "the evidence is of an unknown kind or form")
             return cls(
                 raw["kind"], _from_base64(raw["evidence"]),
@@ -142,7 +142,7 @@ def report_data(spki_digest: bytes, nonce: bytes, gpu_digest: bytes, sealing_key
 
 
 def gpu_nonce(spki_digest: bytes, nonce: bytes) -> bytes:
-    """Returns the 32 bytes to which each GPU of our server answers."""
+    """Returns the 32-byte nonce to which each GPU of Milkglass's server answers."""
     return hashlib.sha256(b"milkglass gpu 1" + spki_digest + nonce).digest()
 
 
@@ -154,9 +154,9 @@ def verify(
     Args:
         evidence: the evidence, with all collateral that is known.
         now: the time at which certificates and collateral must be valid, with a zone.
-        spki_digest: SHA-256 of the SPKI of the connection's certificate. None: the evidence is a recording, and the key
-            that it names counts.
-        nonce: the nonce with which the client asked. None: the evidence is a recording, and its own nonce counts.
+        spki_digest: SHA-256 of the SPKI of the connection's certificate. None: the evidence is a recording, and the
+            digest in it is taken.
+        nonce: the nonce with which the client asked. None: the evidence is a recording, and the nonce in it is taken.
 
     Returns:
         The machine, its GPUs, and claims on what binds them to the connection.

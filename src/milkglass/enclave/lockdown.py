@@ -2,11 +2,12 @@
 
     prctl       no core dump and no debugger of the same user (PR_SET_DUMPABLE), no new privileges
     limits      core files of 0 bytes, files of 0 bytes
-    seccomp     the calls of `DENIED_CALLS` fail with EPERM, and so does opening a file for writing, also a FIFO
+    seccomp     the system calls DENIED_SYSCALLS fail with EPERM, and so does opening a file for writing, also a FIFO
     namespaces  its own user and network, by bubblewrap (enclave.py) or, if the system allows it, by unshare
 
-Files that are open already stay open: the pipe, and the host's stderr. The filter denies a list of calls and allows the
-rest. It protects against mistakes and against other programs of the same user, but not against the machine's owner.
+Files that are open already stay open: the pipe, and the host's stderr. The filter denies a list of system calls and
+allows the rest. It protects against mistakes and against other programs of the same user, but not against the
+machine's owner.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ SECCOMP_RET_ALLOW, SECCOMP_RET_EPERM = 0x7FFF0000, 0x00050001
 PROTECTIONS = (
     "no core dumps", "no debugger of this user", "no file opened for writing", "no network calls", "no other programs",
 )  # fmt: skip
-# The numbers of denied calls on x86-64 and aarch64, or None where there is no such call
-DENIED_CALLS: dict[str, tuple[int, int | None]] = {
+# The numbers of denied system calls on x86-64 and aarch64, or None where there is no such system call
+DENIED_SYSCALLS: dict[str, tuple[int, int | None]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "connect": (42, 203),
@@ -60,8 +61,8 @@ DENIED_CALLS: dict[str, tuple[int, int | None]] = {
     "msgget": (68, 186),
     "mq_open": (240, 180),
 }
-# The numbers of calls whose flags are checked, and the index of the argument with the flags
-OPENING_CALLS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
+# The numbers of system calls whose flags are checked, and the index of the argument with the flags
+OPEN_SYSCALLS: dict[str, tuple[tuple[int, int | None], int]] = {"open": ((2, None), 1), "openat": ((257, 56), 2)}
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # The index of an architecture in the numbers above, and its AUDIT_ARCH
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -78,7 +79,7 @@ class _FilterProgram(ctypes.Structure):
 
 
 def enter_own_namespaces() -> str:
-    """Puts the process into a user and a network namespace of its own, which needs a process of one thread.
+    """Moves the process into its own user and network namespaces. It must have one thread.
 
     Returns what the process got, in words, or "" if the system refuses.
     """
@@ -87,9 +88,10 @@ def enter_own_namespaces() -> str:
 
 
 def lock_down() -> list[str]:
-    """Gives up what the module lists, except namespaces. Returns the protections that hold from then on, in words.
+    """Gives up core dumps, debuggers, new privileges, writing files and the denied system calls.
 
-    Raises EnclaveError if the system refuses a step. With an open network, the pipe would not be the only channel.
+    Returns the protections that hold from then on, in words. Raises EnclaveError if the system refuses a step: the
+    enclave must not run with another channel than its pipe.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -102,26 +104,28 @@ def lock_down() -> list[str]:
 
 
 def seccomp_filter(machine: str) -> bytes:
-    """Returns the BPF program of the filter, 8 bytes for each instruction. Calls of other architectures fail, too.
+    """Returns the BPF program of the filter, 8 bytes for each instruction.
+
+    System calls of other architectures fail, too.
 
     Args:
         machine: the architecture as `platform.machine` names it.
 
     Raises:
-        EnclaveError: the numbers of its calls are not known.
+        EnclaveError: the numbers of its system calls are not known.
     """
     if machine not in ARCHITECTURES:
         raise EnclaveError(
             f"the calls of {machine} are not known", f"use one of {', '.join(ARCHITECTURES)}, or a Gramine kind"
         )
     index, architecture = ARCHITECTURES[machine]
-    denied_numbers = [number for numbers in DENIED_CALLS.values() if (number := numbers[index]) is not None]
+    denied_numbers = [number for numbers in DENIED_SYSCALLS.values() if (number := numbers[index]) is not None]
     refuse, allow = (BPF_RETURN, 0, 0, SECCOMP_RET_EPERM), (BPF_RETURN, 0, 0, SECCOMP_RET_ALLOW)
     program = [(BPF_LOAD, 0, 0, ARCHITECTURE_OFFSET), (BPF_EQUAL, 1, 0, architecture), refuse]
     program += [(BPF_LOAD, 0, 0, NUMBER_OFFSET), (BPF_AT_LEAST, 0, 1, X32_BIT), refuse]
     for number in denied_numbers:
         program += [(BPF_EQUAL, 0, 1, number), refuse]
-    for numbers, argument in OPENING_CALLS.values():
+    for numbers, argument in OPEN_SYSCALLS.values():
         if (opening_number := numbers[index]) is not None:
             low_half = ARGUMENTS_OFFSET + 8 * argument  # where the low half of the flags begins
             program += [(BPF_EQUAL, 0, 4, opening_number), (BPF_LOAD, 0, 0, low_half)]

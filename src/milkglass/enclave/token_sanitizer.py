@@ -1,7 +1,8 @@
 """Sanitizes tokens in an enclave by report-noisy-max (`sanitizers/rnm.py`), with lists that are computed once.
 
 The rarest 20 % of the tokens are sensitive, by the user's corpus if one was counted, or else by a list of English words
-(`sanitizers/word_list.py`). The host counts the tokens, since the list is public and the corpus is the user's own.
+(`sanitizers/word_list.py`). The enclave gets the counts from the host: they come from a public list or the user's own
+corpus.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ DEFAULT_EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 @dataclass(frozen=True)
 class RnmSettings:
-    """Holds the sanitizer's parameters (CMIF, section 3.2). The defaults of p and share are those of section 4.1.
+    """Holds the parameters of report-noisy-max for tokens (CMIF, section 3.2).
 
     Attributes:
-        epsilon: the budget of one token. None: nothing is sanitized.
+        epsilon: the privacy budget of one token. None: nothing is sanitized.
         p: the probability that a token that is not sensitive is replaced.
-        share: the share of tokens that are sensitive.
+        share: the share of the token types in the counts that are sensitive, the rarest ones.
     """
 
     epsilon: float | None = DEFAULT_EPSILON
@@ -47,19 +48,24 @@ class RnmSettings:
 
 
 def with_candidate_lists(package: TablePackage, k: int = DEFAULT_K, stage: Stage = no_stage) -> TablePackage:
-    """Returns the package with candidate lists: for each row that is not special, the k others of largest cosine.
+    """Returns the package with candidate lists: for each ordinary row the k others of the largest cosine.
 
-    The scores are those of CMIF's equation 3. `stage` reports the progress in rows.
+    The scores are those of CMIF's equation 3.
+
+    Args:
+        package: the table.
+        k: the length of a list.
+        stage: reports the progress in rows.
     """
     table = WordVectors(tuple(map(str, range(len(package.rows)))), package.vectors(), package.special, "the model")
     row_count = len(table.candidates)
-    near, scores = Rnm(table, 1.0, k).compute_lists(stage("compute candidate lists", row_count))
+    near, scores = Rnm(table, 1.0, k).compute_nearest_lists(stage("compute candidate lists", row_count))
     return package.with_lists(near, scores)
 
 
 @dataclass(frozen=True)
 class TokenSanitizer:
-    """Replaces tokens of one model.
+    """Replaces tokens of one model's vocabulary by report-noisy-max.
 
     Attributes:
         package: the table with candidate lists.
@@ -70,7 +76,7 @@ class TokenSanitizer:
     counts: NDArray[np.int64] = field(repr=False)
 
     def sanitize(self, ids: NDArray[np.int64], settings: RnmSettings, stream: Stream) -> NDArray[np.int64]:
-        """Returns ids (t,) sanitized, token for token. Special tokens are unchanged.
+        """Returns (t,) the ids after replacement, one for each of `ids`. Special tokens are unchanged.
 
         Raises UsageError for a wrong parameter, and EnclaveError for a package without candidate lists.
         """

@@ -1,4 +1,6 @@
-"""llama.cpp's server: `llama-server -m FILE.gguf --alias NAME`, with a file that `milkglass export` wrote.
+"""Translates requests to llama.cpp's server, started as `llama-server -m FILE.gguf --alias NAME`.
+
+The file must be one that `milkglass export` wrote.
 
 `POST /completion` takes ids and streams one event for each token, including the token that ends the answer; only the
 next event says that the answer ended. A token that may have ended the answer is therefore held until the next event:
@@ -34,14 +36,17 @@ from milkglass.engines.engine import (
 from milkglass.engines.events import ENGINE_HINT, drawn_and_best_logprobs, parse_finish, parse_ids, require_no_error
 from milkglass.errors import RemoteError
 
-SEED_COUNT = (1 << 32) - 1  # the largest number of 32 bits draws a seed
+SEED_COUNT = (1 << 32) - 1  # number of seeds: the largest 32-bit number asks the server for a random one
 FINISH_OF_STOP_TYPE = {"eos": "stop", "word": "stop", "limit": "length"}
 EXPORT_HINT = "serve a file that `milkglass export` wrote"
 
 
 @dataclass(frozen=True)
 class LlamaCpp(IdsEngine):
-    """Generates. llama.cpp is not asked to embed: of two rows in a batch it averages parts of a row (docs/log.md)."""
+    """Translates requests for generation.
+
+    Embeddings are not offered, since llama.cpp averages parts of a row where a batch has two (docs/log.md).
+    """
 
     name: ClassVar[str] = "llamacpp"
     options: ClassVar[frozenset[str]] = frozenset(
@@ -69,25 +74,25 @@ class LlamaCpp(IdsEngine):
         return Call("/completion", body)
 
     def reader(self, request: IdsRequest) -> Reader:
-        return _LlamaCppAnswer(request).read
+        return _LlamaCppReader(request).read
 
     def served_models(self, answer: Mapping[str, Any]) -> list[ServedModel]:
-        return [_model(record) for record in MODEL_SHAPE.records_of(answer)]
+        return [_served_model(record) for record in MODEL_SHAPE.records_of(answer)]
 
 
-def _model(record: Mapping[str, Any]) -> ServedModel:
+def _served_model(record: Mapping[str, Any]) -> ServedModel:
     """Returns a served model. Its name is the file's unless `--alias` gives one."""
     meta = record.get("meta")
     length = meta.get("n_ctx") if isinstance(meta, Mapping) else None
     return ServedModel(name_of(record), length if is_count(length) else None, None, "decoder", record.get("owned_by"))
 
 
-class _LlamaCppAnswer:
+class _LlamaCppReader:
     """Reads the events of one answer, and holds the token that may have ended it until the next event."""
 
     def __init__(self, request: IdsRequest) -> None:
         self._request, self._stop_ids, self._tokens_seen = request, frozenset(request.stop_ids), 0
-        self._pending: list[tuple[int, list[IdLogprob]]] = []  # one at most
+        self._pending: list[tuple[int, list[IdLogprob]]] = []  # the token that may have ended the answer, if any
 
     def read(self, event: Mapping[str, Any]) -> IdsChunk:
         require_no_error(event)
@@ -96,7 +101,7 @@ class _LlamaCppAnswer:
         if event.get("tokens_predicted") != self._tokens_seen:
             raise RemoteError("the engine left tokens out of its answer", EXPORT_HINT)
         if is_end:
-            return self._end(event)
+            return self._last_chunk(event)
         certain, self._pending = self._pending + tokens, []
         if tokens and (event.get("content") == "" or tokens[-1][0] in self._stop_ids):
             self._pending = [certain.pop()]
@@ -109,7 +114,8 @@ class _LlamaCppAnswer:
         self._tokens_seen += len(ids)
         return list(zip(ids, self._logprobs(event, ids), strict=True))
 
-    def _end(self, event: Mapping[str, Any]) -> IdsChunk:
+    def _last_chunk(self, event: Mapping[str, Any]) -> IdsChunk:
+        """Returns the last chunk: the held token is part of the answer unless it ended it. Raises RemoteError."""
         finish = parse_finish(FINISH_OF_STOP_TYPE.get(str(event.get("stop_type")), "unknown"))
         if finish == "stop" and not self._pending:
             raise RemoteError("the engine's answer ended at no token", EXPORT_HINT)

@@ -51,10 +51,10 @@ class SGLang(EmbeddingEngine):
         return Call("/generate", body)
 
     def reader(self, request: IdsRequest) -> Reader:
-        return _SGLangAnswer(request).read
+        return _SGLangReader(request).read
 
 
-class _SGLangAnswer:
+class _SGLangReader:
     """Reads the events of one answer, each with the new ids or with all ids so far."""
 
     def __init__(self, request: IdsRequest) -> None:

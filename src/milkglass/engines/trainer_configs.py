@@ -20,10 +20,11 @@ from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.file_names import CONFIG, KEY_ID, TOKENIZER
 
+# All columns that scrambled rows may have
 ROW_COLUMNS = frozenset({"input_ids", "attention_mask", "token_type_ids", "labels"})
 MAX_LINE_BYTES = 16 << 20  # bytes of a row in JSON Lines
 
-RUN_COMMANDS = {
+RUN_COMMANDS = {  # the command that runs each trainer
     "trl": "torchrun --standalone --nproc_per_node 2 -m trl.scripts.sft --config {config}",
     "axolotl": "axolotl train {config}",
     "llamafactory": "llamafactory-cli train {config}",
@@ -55,7 +56,11 @@ class TrainerSettings:
     uses_cpu: bool = False
 
     def require_fit(self, trainer: str) -> None:
-        """Raises UsageError for a model or rows that are not scrambled, or that the trainer could not read."""
+        """Raises UsageError for a model or rows that are not scrambled, or that the trainer could not read.
+
+        Args:
+            trainer: a key of RUN_COMMANDS.
+        """
         if not (self.model / TOKENIZER).is_file():
             raise UsageError(
                 f"{self.model} has no tokenizer, which trainers insist on",
@@ -70,7 +75,7 @@ class TrainerSettings:
         if not self.rows.exists() or is_folder != (trainer == "llamafactory"):
             expected = "a folder of --layout datasets" if trainer == "llamafactory" else "a .parquet or .jsonl file"
             raise UsageError(f"{trainer} reads {expected}, {self.rows} is none", "write it with `milkglass encode`")
-        holds_lists = _columns_of(self.rows)
+        holds_lists = _has_lists_by_column(self.rows)
         if not {"input_ids", "labels"} <= set(holds_lists) <= ROW_COLUMNS:
             raise UsageError(
                 f"{self.rows} holds other columns than ids and labels, so nothing says that it is scrambled",
@@ -83,7 +88,7 @@ class TrainerSettings:
             )
 
 
-def _columns_of(rows: Path) -> dict[str, bool]:
+def _has_lists_by_column(rows: Path) -> dict[str, bool]:
     """Returns whether each column of a file of rows holds lists, by the column's name.
 
     Of JSON Lines only the first row is read. The result is empty for a file that cannot be read.
@@ -111,7 +116,7 @@ def trainer_config(trainer: str, settings: TrainerSettings) -> dict[str, Any]:
 
 
 def yaml_text(document: Mapping[str, Any]) -> str:
-    """Returns YAML with one field a line. JSON's values are YAML's."""
+    """Returns a document as YAML, one field a line. Values are written as JSON, which is valid YAML."""
     return "".join(f"{name}: {json.dumps(value)}\n" for name, value in document.items())
 
 

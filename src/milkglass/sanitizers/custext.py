@@ -122,7 +122,7 @@ class CusText(Sanitizer):
         k: the size of a list.
         metric: which words are near.
         counts: (n,) how often each word occurs, which decides the order. None: the table's order.
-        given_groups: earlier `lists` of the same table, k, metric and counts.
+        given_groups: earlier `groups` of the same table, k, metric and counts.
 
     Raises:
         UsageError: epsilon or k does not fit, or there is no such metric.
@@ -158,16 +158,16 @@ class CusText(Sanitizer):
         if self.counts is not None:  # the user's own: nothing of them is kept
             order = self.order(self.counts)
             return replace(self, given_groups=WordGroups.of(self.vectors, order, self.k, self.metric, progress)), False
-        lists, is_reused = WordGroups.from_cache(self.vectors, self.k, self.metric, progress, folder)
-        return replace(self, given_groups=lists), is_reused
+        groups, is_reused = WordGroups.from_cache(self.vectors, self.k, self.metric, progress, folder)
+        return replace(self, given_groups=groups), is_reused
 
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)
-        substitutes = self.lists.members[self.lists.group[rows], selection.choose(self.cumulative[rows], stream)]
+        substitutes = self.groups.members[self.groups.group[rows], selection.choose(self.cumulative[rows], stream)]
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), substitutes)
 
     @cached_property
-    def lists(self) -> WordGroups:
+    def groups(self) -> WordGroups:
         """Returns the lists: the given ones, or those that are made of the table."""
         if self.given_groups is not None:
             return self.given_groups
@@ -176,7 +176,7 @@ class CusText(Sanitizer):
     @cached_property
     def cumulative(self) -> NDArray[np.int64]:
         """Returns (m, width) cumulative integer weights over a word's list (noise/selection.py)."""
-        return selection.cumulative_weights(self.lists.scores, self.epsilon)
+        return selection.cumulative_weights(self.groups.scores, self.epsilon)
 
 
 @dataclass(frozen=True)

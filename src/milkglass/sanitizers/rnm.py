@@ -1,4 +1,4 @@
-"""Draws a substitute by RNM, report-noisy-max over near words (Yu et al., CMIF, section 3.2).
+"""Draws a substitute for a word by report-noisy-max (RNM) over its nearest words (CMIF, Yu et al., section 3.2).
 
 Every word has a list of the k others of the largest cosine; u is the cosine, normalised to [0, 1] within the list
 (equation 3). A word becomes
@@ -11,9 +11,10 @@ in integers with exact noise (noise/selection.py). Sensitive words are always re
 `guarantee="paper"` is the mechanism of the paper, and **has no guarantee**. The paper's ratio (equation 4) needs both
 words to have the same list, but each word has its own and is not in it, so that an outcome of one word can be
 impossible for the other. And Lap(1 / eps) suffices for monotone scores only. `guarantee="strict"` partitions the words
-into shared lists (those of CUSTEXT, each word in its own list) and takes Lap(2 / eps): eps-DP between words of one list
-if all are replaced. If words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x'). Since
-x' is the best of its list, q(x'|x') >= 1/K for lists of at most K, so the ratio is at most e^eps (1 + (1 - p) K / p).
+into shared lists (those of CUSTEXT, which contain the word itself) and takes Lap(2 / eps): eps-DP between words of one
+list if all are replaced. If words are spared with p < 1, a spared x' shows itself: Pr[x' -> x'] = 1 - p + p q(x'|x').
+Since x' is the best of its list, q(x'|x') >= 1/K for lists of at most K words, so the ratio is at most
+e^eps (1 + (1 - p) K / p).
 """
 
 from __future__ import annotations
@@ -48,15 +49,17 @@ Guarantee = Literal["paper", "strict"]
 
 @dataclass(frozen=True, eq=False)
 class Rnm(Sanitizer):
-    """Replaces words by RNM over a table. An unknown word becomes any word of the table, with equal probabilities.
+    """Replaces words by report-noisy-max over a table.
+
+    An unknown word becomes any word of the table, with equal probabilities.
 
     Attributes:
         k: how many words a list has.
         guarantee_kind: "paper" for the paper's mechanism, "strict" for the one with a guarantee.
-        sparing: which words are replaced only sometimes. None: every word is always replaced.
+        sparing: the rule by which words that are not sensitive are spared. None: every word is always replaced.
         counts: (n,) how often each word occurs, which decides the order of strict lists. None: the table's order.
         given_lists: earlier `nearest_lists` of the same table and k.
-        given_groups: earlier `lists` of the same table, k and counts.
+        given_groups: earlier `groups` of the same table, k and counts.
 
     Raises:
         UsageError: epsilon, k or the rule of sparing does not fit, or there is no such guarantee.
@@ -94,7 +97,7 @@ class Rnm(Sanitizer):
         epsilon = format_epsilon(self.epsilon)
         if p == 0:
             return f"{epsilon}-DP between sensitive words of one list, for one word; other words have none"
-        bound = self.epsilon + math.log1p((1 - p) * self.lists.width / p)
+        bound = self.epsilon + math.log1p((1 - p) * self.groups.width / p)
         note = "" if p == 1 else f" (epsilon {epsilon}, but common words are kept with probability 1 - p)"
         total = format_epsilon(math.ceil(bound * 1000 * (1 - 1e-12)) / 1000)  # never below what holds
         return f"{total}-DP between words of one list, for one word{note}; lists and what is sensitive are public"
@@ -123,7 +126,7 @@ class Rnm(Sanitizer):
         vectors, shape = self.vectors, (len(self.vectors), self.k)
 
         def make_arrays() -> Arrays:
-            return dict(zip(("near", "scores"), self.compute_lists(progress), strict=True))
+            return dict(zip(("near", "scores"), self.compute_nearest_lists(progress), strict=True))
 
         def is_valid(arrays: Arrays) -> bool:
             near, scores = arrays["near"], arrays["scores"]
@@ -135,21 +138,21 @@ class Rnm(Sanitizer):
     def draw(self, places: Ids, stream: Stream) -> Ids:
         rows = np.maximum(places, 0)
         best = selection.noisy_max(self._scores[rows], self.scale, stream)
-        substitutes = self.candidates(rows)[np.arange(len(places)), best]
+        substitutes = self.substitutes_of(rows)[np.arange(len(places)), best]
         return np.where(places == UNKNOWN, stream.integers(len(self.vectors), len(places)), substitutes)
 
-    def candidates(self, places: Ids) -> Ids:
+    def substitutes_of(self, places: Ids) -> Ids:
         """Returns (words, width) the list of each word, as places of the table; -1 beyond the end of a list.
 
         Args:
             places: (words,) the words' places in the table.
         """
         if self.guarantee_kind == "strict":
-            return self.lists.members[self.lists.group[places]]
+            return self.groups.members[self.groups.group[places]]
         return self.nearest_lists[0][places].astype(np.int64)
 
     @cached_property
-    def lists(self) -> WordGroups:
+    def groups(self) -> WordGroups:
         """Returns the shared lists of the guarantee "strict"."""
         return self._shared_groups(no_progress) if self.given_groups is None else self.given_groups
 
@@ -159,9 +162,9 @@ class Rnm(Sanitizer):
     @cached_property
     def nearest_lists(self) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Returns (m, k) the lists of the guarantee "paper", by place, and (m, k) normalised cosines (equation 3)."""
-        return self.compute_lists(no_progress) if self.given_lists is None else self.given_lists
+        return self.compute_nearest_lists(no_progress) if self.given_lists is None else self.given_lists
 
-    def compute_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def compute_nearest_lists(self, progress: Progress) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Computes `nearest_lists`. `progress` receives the number of words that are done."""
         ids, cosines = nearest(self.vectors, self.k, progress)
         return ids, scale_rows(cosines)
@@ -169,7 +172,7 @@ class Rnm(Sanitizer):
     @property
     def _scores(self) -> NDArray[np.float64]:
         """Returns (m, width) the scores of each word's list, in [0, 1], -inf beyond its end."""
-        return self.lists.scores if self.guarantee_kind == "strict" else self.nearest_lists[1]
+        return self.groups.scores if self.guarantee_kind == "strict" else self.nearest_lists[1]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
 from milkglass.parameters import limited
-from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import (
     KeyDraws,
     KeyMatrices,
@@ -35,7 +35,7 @@ from milkglass.schemes.covariant_keys import (
 
 
 @dataclass(frozen=True)
-class AloePri(Covariant):
+class AloePri(CovariantScheme):
     """Changes all weights under secret coordinates, with noise on both tables. The defaults are the paper's.
 
     Attributes:
@@ -100,18 +100,18 @@ class AloePri(Covariant):
             )
         return expansion
 
-    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
-        """Returns B of Algorithm 1: orthogonal, plus `spread` times a Gaussian matrix."""
+    def draw_mixing_matrix(self, size: int, draws: KeyDraws) -> Tensor:
+        """Draws B of Algorithm 1: orthogonal, plus `spread` times a Gaussian matrix."""
         return draws.orthogonal(size) + self.spread * draws.gaussian(size, size).double() / size**0.5
 
-    def stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
-        return KeyMatrices(self.mixing(width, draws), self._expansion(width, head_count), draws)
+    def draw_stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
+        return KeyMatrices(self.draw_mixing_matrix(width, draws), self._expansion(width, head_count), draws)
 
     def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
         count = shape.head_size // 2
         angles = 2 * math.pi * uniform(count, draws)
         order = permute_windows(shape.frequencies, self.window, self.sharpness, draws)
-        return RotaryPairSecrets(angles, self.neuron_scales(count, draws), order)
+        return RotaryPairSecrets(angles, self.draw_neuron_scales(count, draws), order)
 
-    def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
+    def draw_neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
         return torch.as_tensor(self.largest_scale, dtype=torch.float64) ** (2 * uniform(count, draws) - 1)

@@ -1,4 +1,4 @@
-"""Defines covariant schemes: all weights of a decoder change under a secret, and its function stays.
+"""Defines covariant schemes: all weights of a decoder change under a secret, and the function that it computes stays.
 
 The scheme decides the coordinates of the residual stream, the coordinates inside each layer, and the noise of the
 tables. client/obfuscate/covariant.py writes the checkpoint for all of them.
@@ -30,7 +30,7 @@ from milkglass.schemes.mixture import Draws, Ids, Mixture
 from milkglass.schemes.scheme import Scheme
 
 
-class Covariant(Scheme):
+class CovariantScheme(Scheme):
     """Changes every layer, and keeps what the model computes, exactly or approximately."""
 
     needs_heads: ClassVar[bool] = True
@@ -50,27 +50,30 @@ class Covariant(Scheme):
         return 0.0
 
     @abc.abstractmethod
-    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
-        """Returns (size, size) an invertible fp64 matrix for the stream's own dimensions, or for a head's values."""
+    def draw_mixing_matrix(self, size: int, draws: KeyDraws) -> Tensor:
+        """Draws an invertible fp64 matrix (size, size).
 
-    def stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
-        """Returns the matrices of the residual stream, for d = `width` dimensions and so many query heads."""
-        return OrthogonalKeys(self.mixing(width, draws))
+        It mixes the dimensions of the residual stream, or of a head's values.
+        """
+
+    def draw_stream_keys(self, width: int, head_count: int, draws: KeyDraws) -> StreamKeys:
+        """Draws the matrices of the residual stream, for d = `width` dimensions and `head_count` query heads."""
+        return OrthogonalKeys(self.draw_mixing_matrix(width, draws))
 
     @abc.abstractmethod
     def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:
-        """Returns how the pairs of dimensions of one key head's queries and keys are turned, scaled and moved."""
+        """Draws how each pair of rotary dimensions of one key head, and of its queries, is turned, scaled and moved."""
 
-    def neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
-        """Returns (count,) nonzero fp64 numbers by which the neurons of a layer are scaled."""
+    def draw_neuron_scales(self, count: int, draws: KeyDraws) -> Tensor:
+        """Draws nonzero fp64 numbers (count,) by which the neurons of a layer are scaled."""
         return torch.ones(count, dtype=torch.float64)
 
-    def layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
-        """Returns the secrets of one layer of this shape."""
+    def draw_layer_keys(self, shape: LayerShape, draws: KeyDraws) -> LayerKeys:
+        """Draws the secrets of one layer of this shape."""
         heads = range(shape.key_head_count)
         pairs = [self.draw_pair_secrets(shape, draws) for _ in heads]
-        mixing = [self.mixing(shape.head_size, draws) for _ in heads]
-        return LayerKeys(shape, pairs, mixing, self.neuron_scales(shape.neuron_count, draws), draws)
+        mixing = [self.draw_mixing_matrix(shape.head_size, draws) for _ in heads]
+        return LayerKeys(shape, pairs, mixing, self.draw_neuron_scales(shape.neuron_count, draws), draws)
 
     def row_map(
         self, table: Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,

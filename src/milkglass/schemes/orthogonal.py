@@ -16,19 +16,19 @@ from typing import ClassVar
 from torch import Tensor
 
 from milkglass.papers import Paper, own_paper
-from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets, uniform
 
 
 @dataclass(frozen=True)
-class Orthogonal(Covariant):
+class Orthogonal(CovariantScheme):
     """Turns the residual stream, and each head's values, by secret orthogonal matrices."""
 
     name: ClassVar[str] = "orthogonal"
     broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = own_paper("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")
 
-    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+    def draw_mixing_matrix(self, size: int, draws: KeyDraws) -> Tensor:
         return draws.orthogonal(size)
 
     def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:

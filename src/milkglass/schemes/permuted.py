@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from milkglass.papers import Paper, own_paper
-from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets
 
 
 @dataclass(frozen=True)
-class Permuted(Covariant):
+class Permuted(CovariantScheme):
     """Permutes the dimensions, heads and neurons of a decoder, and its vocabulary."""
 
     name: ClassVar[str] = "permuted"
     broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
     paper: ClassVar[Paper] = own_paper("A decoder whose dimensions, heads and neurons are permuted")
 
-    def mixing(self, size: int, draws: KeyDraws) -> Tensor:
+    def draw_mixing_matrix(self, size: int, draws: KeyDraws) -> Tensor:
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]
 
     def draw_pair_secrets(self, shape: LayerShape, draws: KeyDraws) -> RotaryPairSecrets:

@@ -27,7 +27,7 @@ from milkglass.models.families.layers import LayerLayout, ResidualStream
 from milkglass.models.safetensors_file import RowBlocks
 from milkglass.noise.root import NoiseStream
 from milkglass.noise.stream import Stream
-from milkglass.schemes.covariant import Covariant
+from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import LayerKeys, LayerShape, StreamKeys
 from milkglass.schemes.scheme import Scheme
 
@@ -92,18 +92,18 @@ class CovariantKeys:
         stream_keys: the family of the matrices P and Q, by which tensors write to and read the residual stream.
     """
 
-    scheme: Covariant
+    scheme: CovariantScheme
     key: Key
     shape: LayerShape
     stream_keys: StreamKeys
 
     @classmethod
-    def of(cls, scheme: Covariant, key: Key, layout: LayerLayout, width: int) -> CovariantKeys:
+    def of(cls, scheme: CovariantScheme, key: Key, layout: LayerLayout, width: int) -> CovariantKeys:
         shape = LayerShape(
             layout.head_count, layout.key_head_count, layout.head_size, layout.neuron_count, layout.rotary_base
         )
         draws = NoiseStream(key.stream("covariant/stream"))
-        return cls(scheme, key, shape, scheme.stream_keys(width, layout.head_count, draws))
+        return cls(scheme, key, shape, scheme.draw_stream_keys(width, layout.head_count, draws))
 
     def noise_stream(self, purpose: str) -> NoiseStream:
         """Returns the key's stream for one purpose, such as "layer/0"."""
@@ -119,7 +119,7 @@ class CovariantKeys:
 
     def layer(self, index: int) -> LayerKeys:
         """Returns the secrets inside a layer."""
-        return self.scheme.layer_keys(self.shape, self.noise_stream(f"layer/{index}"))
+        return self.scheme.draw_layer_keys(self.shape, self.noise_stream(f"layer/{index}"))
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def transform_tensors(
         head: the name of the output head.
     """
     scheme, layout = scheme_of(key), architecture.layout(base)
-    assert isinstance(scheme, Covariant)
+    assert isinstance(scheme, CovariantScheme)
     keys = CovariantKeys.of(scheme, key, layout, residual.width)
     changes = _Changes(base, residual, layout, keys, lru_cache(maxsize=2)(keys.layer))
     width = new_width(base, architecture, scheme)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass.noise.responses import RandomisedResponse
 from milkglass.schemes.coarse import Coarse, mass_of
-from milkglass.schemes.symbols.diversity import bits_and_shares
+from milkglass.schemes.symbols.diversity import bits_and_largest_shares
 from milkglass.schemes.symbols.symbol_map import shared_symbols
 
 
@@ -75,8 +75,8 @@ def rate_of(
     """
     symbol_of, size = scheme.token_symbols, int(scheme.token_symbols.max()) + 1
     mass, is_exempt = mass_of(counts), np.isin(np.arange(size), symbol_of[exempt_ids])
-    bits, share = bits_and_shares(symbol_of, mass, size)
-    is_unmet = ~is_exempt & scheme.limits.are_broken_by(bits, share)
+    bits, largest_shares = bits_and_largest_shares(symbol_of, mass, size)
+    is_unmet = ~is_exempt & scheme.limits.are_broken_by(bits, largest_shares)
     is_commonest = np.zeros(len(symbol_of), np.bool_)
     order = np.lexsort((np.arange(len(symbol_of)), -mass, symbol_of))
     is_commonest[order[np.unique(symbol_of[order], return_index=True)[1]]] = True
