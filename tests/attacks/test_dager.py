@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from milkglass.attacks.gradients import spans
-from milkglass.attacks.gradients.attention_inputs import AttentionInput, depends_on_position
+from milkglass.attacks.gradients.attention_inputs import AttentionInput, state_depends_on_position
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.threat.attack import why_not
 from milkglass.threat.budget import Budget
@@ -172,7 +172,7 @@ def test_projections_are_found_by_what_they_read(name: str, count: int, transpos
 
 @pytest.mark.parametrize(("name", "placed"), [("bert", True), ("gpt2", True), ("llama-untied", False)])
 def test_positions_that_only_rotate_don_t_enter(name: str, placed: bool) -> None:
-    assert depends_on_position(AttentionInput(step(name), 0)) is placed
+    assert state_depends_on_position(AttentionInput(step(name), 0)) is placed
 
 
 def test_the_model_is_left_as_it_was() -> None:

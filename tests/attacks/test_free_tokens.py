@@ -11,7 +11,7 @@ import torch
 from milkglass.attacks.gradients.dager import DAGER
 from milkglass.attacks.gradients.free_tokens import FreeTokens, read_tokens
 from milkglass.attacks.gradients.inversion import batches
-from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, match_tokens, position_rows
+from milkglass.attacks.gradients.surviving_entries import SurvivingEntries, match_tokens, position_gradient
 from milkglass.threat.attack import Attack, why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.knowledge import Knowledge
@@ -122,7 +122,7 @@ def test_positions_have_the_rows_of_their_tokens() -> None:
     """No search is needed while both have entries left."""
     scene = pruned(shared(step("bert"), [[[1, 17, 203, 44, 9, 2]]], lengths=False), 0.5)
     (batch,) = batches(scene.transcript, scene.knowledge)
-    places = position_rows(batch)
+    places = position_gradient(batch)
     assert places is not None
     assert len(places) == 6
     ids = np.array([1, 2, 9, 17, 44, 203])
@@ -132,7 +132,7 @@ def test_positions_have_the_rows_of_their_tokens() -> None:
 def test_roberta_s_positions_begin_behind_its_padding() -> None:
     scene = shared(step("roberta"), [[[0, 17, 203, 44, 2]]], lengths=False)
     (batch,) = batches(scene.transcript, scene.knowledge)
-    places = position_rows(batch)
+    places = position_gradient(batch)
     assert places is not None
     assert len(places) == 5
 

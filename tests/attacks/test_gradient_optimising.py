@@ -250,27 +250,29 @@ def test_the_prior_is_witten_and_bell_by_hand() -> None:
     after = {i: (n + 2 * one[i]) / (3 + 2) for i, n in enumerate((0, 0, 2, 1, 0))}  # p(c | 1): two kinds of three
     last = (2 + 2 * after[2]) / (3 + 2)  # p(2 | 0 1)
     first, second = one[0], (3 + 1 * one[1]) / (3 + 1)  # p(0), p(1 | 0)
-    assert prior.cost(np.array([0, 1, 2])) == pytest.approx(-np.log([first, second, last]).mean())
-    assert prior.cost(np.array([4])) == pytest.approx(-np.log(one[4]))
-    assert prior.cost(np.array([], np.int64)) == 0.0
+    expected = -np.log([first, second, last]).mean()
+    assert prior.mean_negative_log_likelihood(np.array([0, 1, 2])) == pytest.approx(expected)
+    assert prior.mean_negative_log_likelihood(np.array([4])) == pytest.approx(-np.log(one[4]))
+    assert prior.mean_negative_log_likelihood(np.array([], np.int64)) == 0.0
 
 
 def test_the_prior_is_a_distribution_and_prefers_a_seen_order() -> None:
     rng = np.random.default_rng(0)
     prior = LanguagePrior(Sequences.of([rng.integers(0, 8, 6) for _ in range(30)]), 9)
     for before in ([3, 4], [8, 8], [0]):
-        costs = [prior.cost(np.array([*before, c])) * (len(before) + 1) for c in range(9)]
-        base = prior.cost(np.array(before)) * len(before)
+        costs = [prior.mean_negative_log_likelihood(np.array([*before, c])) * (len(before) + 1) for c in range(9)]
+        base = prior.mean_negative_log_likelihood(np.array(before)) * len(before)
         assert np.exp(base - np.array(costs)).sum() == pytest.approx(1)
     english = LanguagePrior(Sequences.of([[5, 6, 7, 8], [1, 5, 6, 7]]), 10)
-    assert english.cost(np.array([5, 6, 7])) < english.cost(np.array([7, 6, 5]))
+    forwards, backwards = (english.mean_negative_log_likelihood(np.array(ids)) for ids in ([5, 6, 7], [7, 6, 5]))
+    assert forwards < backwards
 
 
 def test_the_prior_does_not_read_over_the_end_of_a_text() -> None:
     prior = LanguagePrior(Sequences.of([[1, 2], [3, 4]]), 5)
     assert len(prior.counts_by_length[1].ngrams) == 2
     assert len(prior.counts_by_length[2].ngrams) == 0
-    assert LanguagePrior(Sequences.of([]), 5).cost(np.array([1, 2])) == pytest.approx(np.log(5))
+    assert LanguagePrior(Sequences.of([]), 5).mean_negative_log_likelihood(np.array([1, 2])) == pytest.approx(np.log(5))
 
 
 # --- special tokens ---------------------------------------------------------------------------------------------------

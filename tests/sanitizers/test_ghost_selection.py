@@ -172,7 +172,7 @@ def test_what_goes_along_does_not_matter(name: str, monkeypatch: pytest.MonkeyPa
     starts = starts_of(originals, of)
     together = select(net, of, originals, starts, chosen)
     for size in (1, 40):  # tokens of a forward
-        monkeypatch.setattr(states, "FORWARD_TOKENS", size)
+        monkeypatch.setattr(states, "CPU_FORWARD_TOKENS", size)
         for original, start, one in zip(originals, starts, together, strict=True):
             alone = select(net, of, [original], [start], chosen)[0]
             assert alone.ids.tolist() == one.ids.tolist() and alone.loss == pytest.approx(one.loss, rel=1e-5)

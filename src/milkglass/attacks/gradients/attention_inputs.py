@@ -1,7 +1,8 @@
-"""Finds the inputs of the first attention layers, the gradients that reveal them, and tokens and texts that fit them.
+"""Finds what enters the first attention layers, the gradients that reveal it, and the tokens and texts that fit.
 
-Nothing is found by its name. The layers are the module list as long as the config says. The query projection is the
-first matrix that multiplies a layer's input; keys, values and adapters are the others that read the same input.
+Layers and matrices are not found by their names, except LoRA's. The layers are the module list as long as the config
+says. The query projection is the first matrix that multiplies a layer's input; keys, values and adapters are the others
+that read the same input.
 
 What enters the first layer's attention depends on one token and its position alone. So each token is put at each
 position, embedded and normalised by the model, and compared with the spans. If positions enter by rotation inside the
@@ -26,7 +27,7 @@ from milkglass.models.torch_model import attention_input_projections
 from milkglass.threat.budget import Budget
 from milkglass.threat.training_step import SharedStep
 
-EMBEDDING_FLOATS_PER_CHUNK = 4_000_000  # numbers of embeddings at a time
+EMBEDDING_FLOATS_PER_CHUNK = 4_000_000  # floats of embeddings that are computed at a time
 TOKENS_PER_FORWARD = 8192  # tokens that go through a model at a time
 MIN_DISTINCT_DISTANCE = 1e-2  # a normalised state adds a direction if it is this far from the span of the others
 TokenTuple = tuple[int, ...]
@@ -53,7 +54,7 @@ class AttentionInput:
     Attributes:
         step: the training step, with its model.
         layer: the index of the layer, from 0.
-        module: the query projection.
+        query_projection: the first matrix that multiplies the input.
         projections: the matrices that multiply the input, the query projection first.
     """
 
@@ -70,7 +71,7 @@ class AttentionInput:
                 f"layer {layer + 1} multiplies its input by no matrix", "give a model of another family"
             )
         parameter_names = {id(parameter): name for name, parameter in step.module.named_parameters()}
-        self.step, self.layer, self.module = step, layer, modules[0]
+        self.step, self.layer, self.query_projection = step, layer, modules[0]
         self.projections = tuple(
             InputProjection(
                 parameter_names[id(module.weight)],
@@ -94,7 +95,7 @@ class AttentionInput:
             captured.append(args[0].detach())
             raise _StopForward
 
-        handle = self.module.register_forward_pre_hook(stop)
+        handle = self.query_projection.register_forward_pre_hook(stop)
         try:
             _run(self.step, embeds)
         finally:
@@ -165,8 +166,8 @@ def spans_of(batch: SharedBatch, attention_input: AttentionInput, token_count: i
     """Returns the spans of the gradients of one layer's attention input. A vector that entered lies in all of them.
 
     Queries, keys and values count as one matrix. The gradient of lora_A (r, d) has the same span if its rank r is at
-    least the number of vectors. That of lora_B (out, r) spans A x of all inputs x if r exceeds their number. A gradient
-    that is not shared, is zero or has full rank gives no span, since it excludes nothing.
+    least the number of vectors. The gradient of lora_B (out, r) spans the vectors A x of all inputs x, if r exceeds the
+    number of inputs. A gradient that is not shared, is zero or has full rank gives no span, since it excludes nothing.
 
     Args:
         batch: the batch, with the gradients that are shared.
@@ -215,7 +216,7 @@ def tokens_in_spans(
     order = distances.argsort(dim=0)
     counts = (distances < tolerance).sum(0).tolist()
     tokens_of_positions = tuple(tuple(order[:count, position].tolist()) for position, count in enumerate(counts))
-    return SpanTokens(tokens_of_positions, tuple(order[0].tolist()), depends_on_position(attention_input))
+    return SpanTokens(tokens_of_positions, tuple(order[0].tolist()), state_depends_on_position(attention_input))
 
 
 def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span], position_count: int) -> Tensor:
@@ -223,7 +224,7 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
 
     Where states do not depend on the position, t is 1.
     """
-    t = position_count if depends_on_position(attention_input) else 1
+    t = position_count if state_depends_on_position(attention_input) else 1
     size, width = attention_input.step.table.shape
     distances = []
     for ids in torch.arange(size).split(max(1, EMBEDDING_FLOATS_PER_CHUNK // (t * width))):
@@ -232,7 +233,7 @@ def vocabulary_distances(attention_input: AttentionInput, spans: Sequence[Span],
     return torch.cat(distances)
 
 
-def depends_on_position(attention_input: AttentionInput) -> bool:
+def state_depends_on_position(attention_input: AttentionInput) -> bool:
     """Returns whether a token's state at the second position differs from that at the first."""
     first_ids = range(min(8, len(attention_input.step.table)))
     entering_states = input_states(attention_input, [(token, token) for token in first_ids])
@@ -272,7 +273,7 @@ def grow_texts(
             break
         last_states = (input_states(attention_input, batch)[:, -1] for batch in forward_batches(extended))
         distances = torch.cat([largest_distances(spans, states) for states in last_states])
-        budget.spend(checking_work(attention_input, spans, len(extended) * (position + 1)))
+        budget.spend(span_check_work(attention_input, spans, len(extended) * (position + 1)))
         order = distances.argsort().tolist()
         nearest_indices = [index for index in order if distances[index] < tolerance][:max_prefixes]
         survivors = [extended[index] for index in nearest_indices]
@@ -289,7 +290,7 @@ def input_states(attention_input: AttentionInput, texts: Sequence[TokenTuple]) -
     return attention_input.compute(attention_input.step.embed(torch.tensor(texts)).detach())
 
 
-def checking_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
+def span_check_work(attention_input: AttentionInput, spans: Sequence[Span], token_count: int) -> float:
     """Returns the approximate work of computing `token_count` inputs and their distances from the spans."""
     d = attention_input.step.table.shape[1]
     return 10 * work.CALL_SECONDS + work.products(
@@ -312,6 +313,9 @@ def choose_texts(
     that value, whatever the positions.
 
     Args:
+        attention_input: the input of the second layer's attention.
+        texts: the candidates.
+        count: the most texts that are returned.
         lengths: the lengths of the batch's texts; a text of another length comes after all others. None if they are not
             known.
     """

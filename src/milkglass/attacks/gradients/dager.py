@@ -33,12 +33,12 @@ from milkglass.attacks.gradients.attention_inputs import (
     AttentionInput,
     SpanTokens,
     TokenTuple,
-    checking_work,
     choose_texts,
     forward_batches,
     grow_texts,
     input_states,
     largest_distances,
+    span_check_work,
     spans_of,
     tokens_in_spans,
 )
@@ -148,7 +148,7 @@ class Combiner:
         distances = list[Tensor]()
         for batch in forward_batches(texts):
             distances.append(largest_distances(self.spans, input_states(self.attention_input, batch)).mean(1))
-            budget.spend(checking_work(self.attention_input, self.spans, len(batch) * len(batch[0])))
+            budget.spend(span_check_work(self.attention_input, self.spans, len(batch) * len(batch[0])))
             if budget.left() <= 0:
                 break
         mean_distances = torch.cat(distances)

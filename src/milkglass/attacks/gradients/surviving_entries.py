@@ -5,15 +5,15 @@ exact inversion (`dager`), but not these three:
 
 1. A token's row of the embeddings' gradient is nonzero if the token occurs, and one of d entries shows it. If 99 % of
    entries are zeroed at random, 1 - 0.99^384 = 98 % of rows of 384 entries remain.
-2. In a model with learned positions, rows of their table show the length in the same way. Each equals the row of the
-   token that stood there if that token stood nowhere else, which shows where both have a surviving entry.
+2. In a model with learned positions, the rows of their table's gradient show the length in the same way. The row of a
+   position equals that of its token if the token occurs only there, which entries that survive in both rows show.
 3. The gradient of a text with these tokens is compared with the one seen, on surviving entries only:
 
     1 - mean over tensors of cos(g(text) m, g seen),     m = 1 where g seen is not 0
 
 The search changes the text by swaps, moves and, if a token must be repeated, replacements. It accepts the first
 change that reduces the distance. It starts from the best of some random orders and the order of step 2, and then again
-from the best text after random changes. It reads batches of one text.
+from the best text after random changes. Only batches of one text are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from milkglass.threat.observations import Transcript
 
 EQUAL_TOLERANCE = 1e-3  # difference up to which two entries count as equal, relative to the larger
 ROUNDING_DISTANCE = 1e-6  # up to here a distance is rounding, and the search ends
-RANDOM_CHANGES = 3  # random changes to a text that no single change brings nearer
+RANDOM_CHANGES = 3  # changes made at random before the search starts again
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SurvivingEntries(Inversion):
         tokens = read_tokens(grad)
         if tokens is None:
             return [np.empty(0, np.int64)]
-        position_grads = position_rows(batch)
+        position_grads = position_gradient(batch)
         length = max(len(tokens), 0 if position_grads is None else len(position_grads))
         if batch.lengths is not None:
             length = int(batch.lengths[0])
@@ -87,8 +87,11 @@ class SurvivingEntries(Inversion):
         return [search.best_text if length > 1 else tokens[:length]]
 
 
-def position_rows(batch: SharedBatch) -> Tensor | None:
-    """Returns (t, d) the gradient of learned positions up to its last nonzero row, or None if there is none."""
+def position_gradient(batch: SharedBatch) -> Tensor | None:
+    """Returns (t, d) the gradient of the learned positions up to its last nonzero row, or None if there is none.
+
+    If the table has a padding row, the result begins at the first nonzero row.
+    """
     names = {id(parameter): name for name, parameter in batch.step.module.named_parameters()}
     token_embedding = batch.step.module.get_input_embeddings()
     for module in batch.step.module.modules():
@@ -128,7 +131,7 @@ def match_tokens(rows: Tensor, position_grads: Tensor, tokens: Ids) -> Ids:
 
 
 def _draw_text(tokens: Ids, order: Ids, length: int, rng: np.random.Generator) -> Ids:
-    """Draws a text (length,) with every token once, or as many as fit, and random ones of them at the other places.
+    """Draws a text (length,) that has every token once, as far as they fit, and tokens drawn again at the places left.
 
     Args:
         tokens: (k,) the tokens.
@@ -145,15 +148,15 @@ class _OrderSearch:
 
     Attributes:
         gradients_left: how many gradients may still be computed.
-        shared: the shared gradients that are not zero, by name.
-        is_nonzero: where the entries of `shared` survived, by name.
+        shared_gradients: the shared gradients that are not zero, by name.
+        is_nonzero: where the entries of `shared_gradients` survived, by name.
         best_text, best_distance: the nearest text so far, and its distance.
     """
 
     def __init__(self, batch: SharedBatch, tokens: Ids, evaluations: int, budget: Budget) -> None:
         self.batch, self.tokens, self.gradients_left, self.budget = batch, tokens, evaluations, budget
-        self.shared = {name: grad for name, grad in batch.gradients.items() if bool(grad.any())}
-        self.is_nonzero = {name: grad != 0 for name, grad in self.shared.items()}
+        self.shared_gradients = {name: grad for name, grad in batch.gradients.items() if bool(grad.any())}
+        self.is_nonzero = {name: grad != 0 for name, grad in self.shared_gradients.items()}
         self.best_text: Ids = np.empty(0, np.int64)
         self.best_distance = np.inf
 
@@ -163,9 +166,10 @@ class _OrderSearch:
         return self.gradients_left <= 0 or self.budget.left() <= 0
 
     def distance(self, text: Ids) -> float:
-        """Returns the distance of a text from the gradient seen; infinite once no gradient may be computed (`is_over`).
+        """Returns the distance of a text from the shared gradient.
 
-        The first text is always computed, so that there is a best one.
+        It is infinite once no gradient may be computed (`is_over`). The first text is always computed, so that there is
+        a best one.
         """
         if self.is_over and len(self.best_text):
             return float(np.inf)
@@ -177,7 +181,7 @@ class _OrderSearch:
         step = replace(self.batch.step, uses_dropout=False)  # the attacker's draws would say nothing of the client's
         gradient = step.gradient(ids, torch.ones_like(ids), targets)
         cosines = []
-        for name, shared in self.shared.items():
+        for name, shared in self.shared_gradients.items():
             if name in gradient:
                 text_entries, shared_entries = gradient[name][self.is_nonzero[name]], shared[self.is_nonzero[name]]
                 cosines.append(
@@ -191,7 +195,10 @@ class _OrderSearch:
         return distance
 
     def search_from(self, text: Ids, rng: np.random.Generator) -> None:
-        """Changes the text while that brings it nearer; then starts again from the best text after random changes."""
+        """Searches from a text: accepts changes that reduce the distance.
+
+        Then it starts again from the best text after random changes.
+        """
         self._descend(text, rng)
         while not self.is_over and self.best_distance > ROUNDING_DISTANCE:
             start = self.best_text
@@ -200,7 +207,7 @@ class _OrderSearch:
             self._descend(start, rng)
 
     def _descend(self, text: Ids, rng: np.random.Generator) -> None:
-        """Changes the text, one change at a time, while that brings it nearer."""
+        """Accepts changes to a text while one reduces its distance."""
         best_distance, was_improved = self.distance(text), True
         while was_improved and not self.is_over:
             was_improved = False

@@ -31,10 +31,10 @@ from milkglass.attacks.gradients.attention_inputs import (
     MIN_DISTINCT_DISTANCE,
     AttentionInput,
     TokenTuple,
-    checking_work,
-    depends_on_position,
     forward_batches,
     input_states,
+    span_check_work,
+    state_depends_on_position,
     vocabulary_distances,
 )
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
@@ -92,7 +92,7 @@ class TruncatedSpans(Inversion):
         first_layer, second_layer = AttentionInput(batch.step, 0), AttentionInput(batch.step, 1)
         first_span = required(truncated_span(batch, first_layer, token_count))
         distances = vocabulary_distances(first_layer, [first_span], token_count)
-        if depends_on_position(first_layer):
+        if state_depends_on_position(first_layer):
             return [device.array(distances.argmin(0)).astype(np.int64)]
         nearest = distances[:, 0].argsort()[: self.candidates_per_token * token_count].tolist()
         second_span = truncated_span(batch, second_layer, token_count)
@@ -108,7 +108,7 @@ class TruncatedSpans(Inversion):
         beam: list[TokenTuple] = [()]
         while len(beam[0]) < token_count and budget.left() > 0:
             extended_prefixes = [(*prefix, token) for prefix in beam for token in tokens]
-            budget.spend(checking_work(attention_input, [span], len(extended_prefixes) * len(extended_prefixes[0])))
+            budget.spend(span_check_work(attention_input, [span], len(extended_prefixes) * len(extended_prefixes[0])))
             covered = torch.cat(
                 [coverage(span, input_states(attention_input, batch)) for batch in forward_batches(extended_prefixes)]
             )

@@ -5,9 +5,9 @@ public model would predict the public id. So for each generated id
 
     guess = argmax_j  h . H[j],      H the public output embeddings.
 
-This needs neither the table nor the corpus, only what the server computes anyway. The transcript holds the generated
-ids; the served model is run again over prompt and answer as one sequence. The first id of an answer to an empty prompt
-follows nothing, so it has no state and no guess.
+The attack needs neither the input table nor public text, only what the server computes anyway. The transcript holds the
+generated ids; the served model is run again over prompt and answer as one sequence. The first id of an answer to an
+empty prompt follows nothing, so it has no state and no guess.
 
 Each place is read separately. ERA+ (era_plus.py) also uses that one scrambled id always stands for one public id.
 """
@@ -46,7 +46,7 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
 
     The first id of an answer to an empty prompt has none; its state is zero.
     """
-    runner = body(transcript.last_model(tuned=True) or transcript.model)
+    served_model = body(transcript.last_model(tuned=True) or transcript.model)
     prompts, answers = transcript.prompts, transcript.outputs
     texts = Sequences.of(np.concatenate(pair) for pair in zip(prompts, answers, strict=True))
     was_generated = np.concatenate(
@@ -54,10 +54,10 @@ def generation_states(transcript: Transcript) -> tuple[torch.Tensor, NDArray[np.
         or [np.empty(0, np.bool_)]
     )
     answer_place_of = np.cumsum(was_generated) - 1  # a generated id's place among the generated ones
-    states_of_answers = torch.zeros(int(was_generated.sum()), runner.config.hidden_size, device=device.current())
+    states_of_answers = torch.zeros(int(was_generated.sum()), served_model.config.hidden_size, device=device.current())
     is_known = np.zeros(len(states_of_answers), np.bool_)
     for text_indices in batches(texts):
-        hidden = runner(input_ids=stack(texts, text_indices)).last_hidden_state
+        hidden = served_model(input_ids=stack(texts, text_indices)).last_hidden_state
         places_in_texts = places(texts, text_indices).reshape(len(text_indices), -1)
         is_answer = was_generated[places_in_texts]
         is_answer[:, 0] = False
@@ -75,7 +75,7 @@ class ERA(Attack):
     The guess is about the generated ids, in the order of the outputs.
 
     Attributes:
-        k: the number of ranks of the guess.
+        k: how many ids are guessed for each place, the likeliest first.
     """
 
     k: int = 10

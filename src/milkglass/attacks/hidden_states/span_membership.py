@@ -31,8 +31,8 @@ from milkglass.attacks.gradients.attention_inputs import (
     AttentionInput,
     SpanTokens,
     choose_texts,
-    depends_on_position,
     grow_texts,
+    state_depends_on_position,
     tokens_in_spans,
 )
 from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, span_of_sent_rows
@@ -140,7 +140,7 @@ class SpanReader:
         self.attack, self.step = attack, SharedStep(body(public, 2))
         self.first_input = AttentionInput(self.step, 0)
         self.size, self.is_decoder = len(self.step.table), self.step.kind == "decoder"
-        self.depends_on_place = depends_on_position(self.first_input)
+        self.depends_on_place = state_depends_on_position(self.first_input)
 
     def span_tokens(self, rows: torch.Tensor, place_count: int) -> SpanTokens:
         """Returns the tokens in the span of rows (m, d) at each place, nearest first; none if the span is everything.

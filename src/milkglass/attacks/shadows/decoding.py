@@ -60,7 +60,7 @@ class ShadowDecoding(Attack):
         corpus = required(knowledge.corpus)
         rehearsed_texts = rehearse_corpus(knowledge, self.rehearsals, rng)
         channel = self.channel(required(knowledge.candidates), corpus, rehearsed_texts, transcript.size)
-        neighbours = BigramModel(corpus, transcript.size, channel.share, self.mix)
+        neighbours = BigramModel(corpus, transcript.size, channel.shares, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(by_token=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 
@@ -78,7 +78,7 @@ class ShadowDecoding(Attack):
             rehearsed_texts: what the defence made of the corpus, see `channel.replacement_counts`.
             size: the number of ids.
         """
-        share = corpus.counts(size) / len(corpus.ids)
+        shares = corpus.counts(size) / len(corpus.ids)
         keys, counts = replacement_counts(corpus, rehearsed_texts, size)
         token_counts = np.bincount(keys % size, counts, size)
         originals = np.arange(size, dtype=np.int64)[:, None].repeat(self.candidates, 1)
@@ -92,8 +92,8 @@ class ShadowDecoding(Attack):
                 hits = look_up(keys, counts, row * size + group.members)
                 weighted_counts = hits + self.prior * np.exp(row_log_likelihood)
                 member_likelihood = weighted_counts / (token_counts[group.members] + self.prior)
-                best = np.argsort(-member_likelihood * (share[group.members] + 1e-9), kind="stable")[: self.candidates]
+                best = np.argsort(-member_likelihood * (shares[group.members] + 1e-9), kind="stable")[: self.candidates]
                 originals[row], likelihood[row] = NO_BELIEF, 0.0
                 originals[row, : len(best)] = group.members[best]
                 likelihood[row, : len(best)] = member_likelihood[best]
-        return Channel(originals, likelihood, share)
+        return Channel(originals, likelihood, shares)

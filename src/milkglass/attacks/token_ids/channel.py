@@ -3,7 +3,7 @@
 A sanitizer replaces each word by a draw from a public distribution (Kerckhoffs), and the attacker has public text. So
 the attacker sanitizes its own text (`rehearse`) and counts the replacements:
 
-    p(token x | seen s)  ~  how often an x was sent as s, in the attacker's own text
+    p(token x | seen s)  is proportional to  how often an x was sent as s, in the attacker's own text
 
 These counts contain both the mechanism and the frequency of each word. A text is read as a whole: with pairs of
 neighbours from the public text, the forward-backward algorithm weighs the candidates of all places together.
@@ -35,14 +35,14 @@ class Channel:
     """Holds what a sanitizer does to tokens, as an attacker estimates it from rehearsals.
 
     Attributes:
-        originals: (n, c) the likeliest originals of each seen token, NO_BELIEF if there are fewer than c.
-        likelihood: (n, c) the probability that each of these is sent as that seen token.
-        share: (n,) each token's share of the public text.
+        originals: (n, c) the c likeliest originals of each seen token; NO_BELIEF where there are fewer.
+        likelihood: (n, c) the probability that each original is sent as the seen token.
+        shares: (n,) each token's share of the public text.
     """
 
     originals: Ids
     likelihood: Floats
-    share: Floats
+    shares: Floats
 
 
 def replacement_counts(original: Sequences, rehearsed_texts: list[tuple[Sequences, Ids]], size: int) -> tuple[Ids, Ids]:
@@ -72,7 +72,7 @@ def estimate_channel(
 
     See `replacement_counts` for the other arguments.
     """
-    share = original.counts(size) / max(1, len(original.ids))
+    shares = original.counts(size) / max(1, len(original.ids))
     pairs, counts = replacement_counts(original, rehearsed_texts, size)
     seen_ids, original_ids = pairs // size, pairs % size
     order = np.lexsort((-counts, seen_ids))
@@ -86,33 +86,33 @@ def estimate_channel(
     likelihood[seen_ids[is_listed], rank[is_listed]] = counts[is_listed] / sent_counts[original_ids[is_listed]]
     is_unseen = originals[:, 0] == NO_BELIEF
     originals[is_unseen, 0], likelihood[is_unseen, 0] = np.flatnonzero(is_unseen), 1.0
-    return Channel(originals, likelihood, share)
+    return Channel(originals, likelihood, shares)
 
 
 class BigramModel:
     """Estimates the probabilities p(x | w) of the public text from its counted pairs of neighbours.
 
     Attributes:
-        share: (n,) each token's share of the public text.
+        shares: (n,) each token's share of the public text.
         mix: the weight of neighbours beside frequency.
         pair_keys: (pairs,) left id times n plus right id, ascending.
         pair_counts: (pairs,) how often each pair occurs.
         left_counts: (n,) how many pairs begin with each token.
     """
 
-    def __init__(self, texts: Sequences, size: int, share: Floats, mix: float) -> None:
-        pairs, self.share, self.mix = PairCounts(texts, size), share, mix
+    def __init__(self, texts: Sequences, size: int, shares: Floats, mix: float) -> None:
+        pairs, self.shares, self.mix = PairCounts(texts, size), shares, mix
         self.pair_keys, self.pair_counts = pairs.left * size + pairs.right, pairs.counts
         self.left_counts = sum_by_index(pairs.left, pairs.counts, size)
 
     def transitions(self, left_ids: Ids, right_ids: Ids) -> Floats:
         """Returns (left ids, right ids) p(right | left), which is never zero if mix < 1."""
         if not len(self.pair_keys):
-            return np.tile(self.share[right_ids] + 1e-9, (len(left_ids), 1))
-        requested_keys = left_ids[:, None] * len(self.share) + right_ids[None, :]
+            return np.tile(self.shares[right_ids] + 1e-9, (len(left_ids), 1))
+        requested_keys = left_ids[:, None] * len(self.shares) + right_ids[None, :]
         pair_counts = look_up(self.pair_keys, self.pair_counts, requested_keys)
         observed = pair_counts / np.maximum(self.left_counts[left_ids], 1.0)[:, None]
-        return np.asarray((1 - self.mix) * (self.share[right_ids] + 1e-9)[None, :] + self.mix * observed)
+        return np.asarray((1 - self.mix) * (self.shares[right_ids] + 1e-9)[None, :] + self.mix * observed)
 
 
 def posteriors(ids: Ids, channel: Channel, bigrams: BigramModel) -> list[tuple[Ids, Floats]]:
@@ -128,7 +128,7 @@ def posteriors(ids: Ids, channel: Channel, bigrams: BigramModel) -> list[tuple[I
         channel.likelihood[token][: len(originals)] for token, originals in zip(ids.tolist(), candidates, strict=True)
     ]
     transitions = [bigrams.transitions(a, b) for a, b in zip(candidates, candidates[1:], strict=False)]
-    forward = [likelihoods[0] * (channel.share[candidates[0]] + 1e-9)]
+    forward = [likelihoods[0] * (channel.shares[candidates[0]] + 1e-9)]
     for transition, likelihood in zip(transitions, likelihoods[1:], strict=True):
         forward.append(normalise(forward[-1]) @ transition * likelihood)
     backward = [np.ones(len(candidates[-1]))]
@@ -180,7 +180,7 @@ class ChannelAttack(Attack):
         rehearsals: how often the attacker puts the corpus through the defence.
         candidates: how many originals of each token are weighed.
         mix: the weight of neighbours beside frequency, below 1.
-        k: the number of ranks of the guess.
+        k: how many ids are guessed for each place, the likeliest first.
     """
 
     rehearsals: int = 3
@@ -204,7 +204,7 @@ class ChannelAttack(Attack):
         channel = estimate_channel(
             corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.size, self.candidates
         )
-        bigrams = BigramModel(corpus, transcript.size, channel.share, self.mix)
+        bigrams = BigramModel(corpus, transcript.size, channel.shares, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
         return Guess(by_token=write_guesses(transcript.tokens, channel, bigrams, guess, budget))

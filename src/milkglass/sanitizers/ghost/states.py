@@ -5,8 +5,8 @@
 The sum is over what enters each layer, the embeddings first, and the model's output: transformers' own `hidden_states`.
 All sequences of a call have one length, so there is no padding and no mask.
 
-Two things save work and change no loss. A sequence whose sum exceeds its bound before the last layer is dropped there
-(`losses`). For a causal model the results for a common prefix are reused (`CachedPrefixes`).
+Two things save work and change no loss. A sequence whose sum exceeds its bound before the last layer is dropped at
+that layer (`losses`). For a causal model the results for a common prefix are reused (`CachedPrefixes`).
 
 Hooks watch the layers, so that masks, positions and attention are the model's own. Numbers are fp32, except for a first
 look in bf16 (`screens_in_bf16`). Inputs are moved to the model's device.
@@ -32,8 +32,8 @@ from milkglass.models.families import architecture_of
 from milkglass.models.torch_model import body
 from milkglass.nearest.products import multiply_by_onednn
 
-FORWARD_TOKENS = 2048  # tokens of one forward pass on a CPU; more bring no speed
-GPU_FORWARD_TOKENS = 32768
+CPU_FORWARD_TOKENS = 2048  # tokens of one forward pass on a CPU; more bring no speed
+GPU_FORWARD_TOKENS = 32768  # tokens of one forward pass on a GPU
 LOSS_SLACK = 1e-5  # the relative change of a loss by rounding in another batch
 
 
@@ -66,7 +66,7 @@ class CachedPrefixes:
         keys, values = (tuple(tensor[rows] for tensor in tensors) for tensors in (self.keys, self.values))
         return CachedPrefixes(keys, values, self.losses[rows], self.length)
 
-    def cache(self) -> Any:
+    def new_cache(self) -> Any:
         """Returns a new cache for transformers, which the caller may change."""
         from transformers import DynamicCache
 
@@ -81,10 +81,10 @@ class HeadlessModel:
     """Computes hidden states, and losses between them, by a model without its head, in evaluation mode.
 
     Attributes:
-        model: of transformers.
+        model: the model without its head, of transformers.
         layers: its layers in order, whose inputs are watched.
         is_causal: whether a token's states depend only on the tokens before it.
-        screens_in_bf16: whether candidates are first computed in bf16.
+        screens_in_bf16: whether the selection may first compute candidates in bf16.
     """
 
     model: Any
@@ -94,14 +94,20 @@ class HeadlessModel:
 
     @classmethod
     def open(cls, folder: Path) -> HeadlessModel:
-        """Opens a model. Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing."""
+        """Loads a model onto the device, without its head.
+
+        Raises UnsupportedModel for an unknown family, CorruptCheckpoint if weights are missing.
+        """
         base = Checkpoint.open(folder)
         kind = architecture_of(base).kind
         return cls.wrap(device.move(body(base)), kind == "decoder")
 
     @classmethod
     def wrap(cls, model: Any, is_causal: bool) -> HeadlessModel:
-        """Wraps a loaded model. Raises UnsupportedModel if its layers are not found."""
+        """Wraps a loaded model, and puts it into evaluation mode.
+
+        Raises UnsupportedModel if its layers are not found.
+        """
         count = int(model.config.num_hidden_layers)
         layer_lists = [
             module for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count
@@ -116,7 +122,7 @@ class HeadlessModel:
     @property
     def max_forward_tokens(self) -> int:
         """Returns how many tokens go through the model together at most."""
-        return FORWARD_TOKENS if self.model.device.type == "cpu" else GPU_FORWARD_TOKENS
+        return CPU_FORWARD_TOKENS if self.model.device.type == "cpu" else GPU_FORWARD_TOKENS
 
     def hidden_states(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns (n, layers + 1, t, d) the states of sequences (n, t)."""
@@ -137,15 +143,15 @@ class HeadlessModel:
         Args:
             ids: (r, t) the last t tokens of each sequence.
             originals: (n, layers + 1, T, d) hidden states.
-            original_index: (r,) with which of the originals each sequence is compared.
-            bounds: (r,) of the losses.
-            prefix: the first T - t tokens of each sequence. None: t is T.
+            original_index: (r,) the index of the original with which each sequence is compared.
+            bounds: (r,) the bound of each sequence's loss; inf for none.
+            prefix: the cached first T - t tokens of the r sequences. None: t is T.
         """
         model_device = self.model.device
         ids, original_index, bounds = (tensor.to(model_device) for tensor in (ids, original_index, bounds))
         prefixes = prefix or CachedPrefixes.empty(len(ids))
         sums = _ForwardSums(originals, original_index, bounds * (1 + LOSS_SLACK), prefixes, len(ids))
-        cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.cache()}
+        cache = {} if prefix is None or not prefix.length else {"past_key_values": prefix.new_cache()}
         with torch.inference_mode(), self._before_each_layer(sums.enter):
             try:
                 last = self.model(input_ids=ids, use_cache=bool(cache), **cache).last_hidden_state
@@ -160,7 +166,7 @@ class HeadlessModel:
         """Returns the prefixes followed by ids (r, s). See `losses` for the other arguments."""
         ids, original_index = ids.to(self.model.device), original_index.to(self.model.device)
         no_bounds = torch.full((len(ids),), math.inf, dtype=torch.float64, device=ids.device)
-        sums, cache = _ForwardSums(originals, original_index, no_bounds, prefix, len(ids)), prefix.cache()
+        sums, cache = _ForwardSums(originals, original_index, no_bounds, prefix, len(ids)), prefix.new_cache()
         with torch.inference_mode(), self._before_each_layer(sums.enter):
             last = self.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
         sums.add_layer(len(self.layers), last)
@@ -190,7 +196,7 @@ class _ForwardSums:
     """Sums up the losses of the sequences of one forward pass, and drops sequences beyond their bounds.
 
     Attributes:
-        sums: (r,) of all sequences.
+        sums: (r,) the loss of each sequence so far.
         rows: the indices of the sequences that are still in the pass.
     """
 

@@ -5,7 +5,7 @@
 2. Adam on the distance (cosine, section 4.1; or squares + 0.01 L1) plus a pull to that mean norm, at a falling rate.
 3. After a tenth of the steps, every `every` steps, try `proposals` other orders of each text (section 4.2: swap two
    tokens, move one, move a span, put a prefix at the end; special tokens and padding stay). Take the one with the least
-   distance + language x mean negative log-likelihood of the nearest tokens (`LanguagePrior`).
+   distance + LANGUAGE_WEIGHTS x mean negative log-likelihood of the nearest tokens (`LanguagePrior`).
 4. Return the nearest tokens by cosine of the best embeddings seen.
 """
 
@@ -37,7 +37,7 @@ from milkglass.threat.budget import Budget
 Floats = NDArray[np.float64]
 NGRAM_ORDER = 3  # ids of the longest n-gram
 BURN_IN_SHARE = 0.1  # share of the steps before which no order is tried
-NORM_WEIGHTS = {"cosine": 1.0, "squares": 25.0}  # LAMP's weight of the regulariser, by distance
+NORM_WEIGHTS = {"cosine": 1.0, "squares": 25.0}  # LAMP's weight of the pull to the mean norm, by distance
 LANGUAGE_WEIGHTS = {"cosine": 0.2, "squares": 60.0}  # LAMP's weight of the language model, by distance
 
 
@@ -96,7 +96,7 @@ class LanguagePrior:
             NgramCounts(_ngrams(corpus, length, vocabulary), vocabulary) for length in range(1, NGRAM_ORDER + 1)
         ]
 
-    def cost(self, ids: Ids) -> float:
+    def mean_negative_log_likelihood(self, ids: Ids) -> float:
         """Returns the mean negative log-likelihood (nats) of a text's tokens; 0 for an empty text."""
         if not len(ids):
             return 0.0
@@ -198,8 +198,10 @@ class LAMP(OptimisationAttack):
             guesses = (_reorder(descent.x.detach(), row, order) for order in orders)
             costs = [distance for _, distance in with_distances(problem, guesses, budget)]
             if prior is not None:
-                language_costs = [prior.cost(token_ids[order][:length]) for order in orders[: len(costs)]]
-                costs = (np.array(costs) + LANGUAGE_WEIGHTS[self.kind] * np.array(language_costs)).tolist()
+                language_losses = [
+                    prior.mean_negative_log_likelihood(token_ids[order][:length]) for order in orders[: len(costs)]
+                ]
+                costs = (np.array(costs) + LANGUAGE_WEIGHTS[self.kind] * np.array(language_losses)).tolist()
             descent.reorder(row, orders[int(np.argmin(costs))])
 
 
@@ -213,7 +215,10 @@ def _reorder(x: torch.Tensor, row: int, order: Ids) -> torch.Tensor:
 def best_start(
     problem: Problem, start_count: int, order_count: int, budget: Budget, rng: np.random.Generator
 ) -> torch.Tensor:
-    """Returns the best of `start_count` draws of all texts, or of `order_count` random orders of that draw's places."""
+    """Returns the nearest of `start_count` draws of all texts, or a nearer one in another order.
+
+    Of its places, `order_count` random orders are tried.
+    """
     best = nearest_guess(problem, (problem.random_embeddings(rng) for _ in range(start_count)), budget.part(0.5))
     free_places = [problem.free_places(row) for row in range(len(best))]
     return nearest_guess(problem, [best, *(_shuffle(best, free_places, rng) for _ in range(order_count))], budget)
@@ -233,7 +238,7 @@ def scale_to_mean_norm(problem: Problem, x: torch.Tensor) -> torch.Tensor:
 
 
 def swap_two(count: int, rng: np.random.Generator) -> Ids:
-    """Draws an order (count,) with two places exchanged."""
+    """Draws a permutation (count,) of at least 2 places with two places exchanged."""
     order = np.arange(count)
     i, j = rng.choice(count, 2, replace=False)
     order[[i, j]] = order[[j, i]]
@@ -241,7 +246,10 @@ def swap_two(count: int, rng: np.random.Generator) -> Ids:
 
 
 def move_span(count: int, rng: np.random.Generator, max_width: int | None = None) -> Ids:
-    """Draws an order (count,) with a span of at most `max_width` places, and fewer than all, moved elsewhere."""
+    """Draws a permutation (count,) of at least 2 places with a span of them moved elsewhere.
+
+    The span has at most `max_width` places, and fewer than all.
+    """
     width = int(rng.integers(1, min(count - 1, max_width or count - 1) + 1))
     start = int(rng.integers(count - width + 1))
     remaining = np.delete(np.arange(count), np.s_[start : start + width])
@@ -250,7 +258,7 @@ def move_span(count: int, rng: np.random.Generator, max_width: int | None = None
 
 
 def rotate(count: int, rng: np.random.Generator) -> Ids:
-    """Draws an order (count,) with a prefix put at the end."""
+    """Draws a permutation (count,) of at least 2 places with a prefix put at the end."""
     return np.roll(np.arange(count), -int(rng.integers(1, count)))
 
 
@@ -259,14 +267,14 @@ MOVES = (swap_two, move_token, move_span, rotate)
 
 
 def propose_orders(count: int, draw_count: int, rng: np.random.Generator) -> list[Ids]:
-    """Draws random orders (count,) of places by all four moves in turn, and returns the distinct ones.
+    """Draws random permutations (count,) of places by all four moves in turn, and returns the distinct ones.
 
     The identity is not among them.
 
     Args:
         count: the number of places.
-        draw_count: how many orders are drawn.
-        rng: draws the orders.
+        draw_count: how many permutations are drawn.
+        rng: draws the permutations.
     """
     if count < 2:
         return []
