@@ -315,9 +315,8 @@ class _Run:
         self.models: dict[str, WayAnswers] = {}
         self.earlier_seconds = 0.0
         self.taken_over: dict[str, str] = {}
-        self._training_seconds = list[
-            float
-        ]()  # by the clock, for a unit of `Way.relative_training_cost`; one entry a training
+        # By the clock, for a unit of `Way.relative_training_cost`; one entry for each training
+        self._training_seconds = list[float]()
         self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
 
     def elapsed_seconds(self) -> float:
