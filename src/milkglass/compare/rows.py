@@ -11,7 +11,7 @@ import numpy as np
 
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
-from milkglass.experiments.procedures.trials import TrialData
+from milkglass.experiments.procedures.cells import CellData
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import (
     MIN_COMPARISON_ROWS,
@@ -212,11 +212,11 @@ class ComparisonRows:
         """Returns the texts of these training rows, of pairs the second texts after the first ones."""
         return [*self.train.texts[rows], *(self.train.pairs[rows] if self.train.pairs is not None else ())]
 
-    def problem(self) -> TrialData:
+    def problem(self) -> CellData:
         """Returns the rows in the form from which a cell is trained."""
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
         classes = 1 if self.task == "regression" else len(self.names)
-        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes)
+        return CellData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes)
 
 
 def digest_of(*parts: Sequence[Example]) -> str:

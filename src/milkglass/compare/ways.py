@@ -27,7 +27,7 @@ from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizedToken
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
-from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
+from milkglass.experiments.procedures.cells import CellData, CpuTimer, TrainedCell, train_cell
 from milkglass.experiments.runs import unpack_answers
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
@@ -83,7 +83,7 @@ class ComparisonSettings:
     notes: tuple[str, ...] = ()
 
     @property
-    def problem(self) -> TrialData:
+    def problem(self) -> CellData:
         return self.rows.problem()
 
 
@@ -92,7 +92,7 @@ class WayAnswer:
     """Holds a way's answers to the held-out rows, and what they cost.
 
     Attributes:
-        answers: (rows,) classes or scores; for rows with answers see `predictions` in compare/answers.py.
+        answers: (rows,) classes or scores; for rows with answers see `losses_and_counts` in compare/answers.py.
         setup: CPU seconds of the user's machine to set the way up.
         seconds: CPU seconds of the user's machine for 1,000 texts.
         bytes: the mean bytes of a text on the wire.
@@ -107,7 +107,7 @@ class WayAnswer:
     setup: float
     seconds: float
     bytes: float = 0.0
-    cell: TrainedHalves | None = field(default=None, repr=False)
+    cell: TrainedCell | None = field(default=None, repr=False)
     model: LinearModel | None = field(default=None, repr=False)
     folder: Path | None = None
     more: Mapping[str, float] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Way(abc.ABC):
         return task in self.tasks and (self.quick or not is_quick)
 
 
-def cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+def cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedCell:
     """Returns the trained halves of a defence.
 
     They are trained unless a comparison or a recipe with the same rows and settings did it.
@@ -195,7 +195,7 @@ def cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | N
     )  # fmt: skip
 
 
-def answers_of(settings: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
+def answers_of(settings: ComparisonSettings, cell: TrainedCell) -> NDArray[Any]:
     """Returns (rows,) a cell's classes or scores."""
     predictions = unpack_answers(cell.packed_predictions)
     return predictions.astype(np.float64) if settings.rows.task == "regression" else predictions.astype(np.int64)
@@ -241,12 +241,12 @@ class LinearWay(Way):
     """Fits the linear model of client/alone.py to the user's own words."""
 
     def measure_answers(self, settings: ComparisonSettings) -> WayAnswer:
-        train, held_out, watch = settings.rows.train, settings.rows.held_out, Stopwatch()
+        train, held_out, watch = settings.rows.train, settings.rows.held_out, CpuTimer()
         is_regression = settings.rows.task == "regression"
         model = LinearModel.fit(
             train.texts, train.labels, train.pairs, is_regression, settings.seed, lambda step: require_time()
         )
-        setup, watch = watch.seconds(), Stopwatch()
+        setup, watch = watch.seconds(), CpuTimer()
         answers = model.predict(held_out.texts, held_out.pairs)
         return WayAnswer(answers, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
 
@@ -352,7 +352,7 @@ class OwnModelWay(Way):
 def local_answers(settings: ComparisonSettings, base: Checkpoint) -> WayAnswer:
     """Trains a model with a head for labels on this machine, and measures its answers."""
     cell = cell_of(settings, Plain(), None if base is settings.base else base)
-    watch, (texts, pairs) = Stopwatch(), timed_texts(settings)
+    watch, (texts, pairs) = CpuTimer(), timed_texts(settings)
     cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
     seconds = 1000 * watch.seconds() / len(texts)
     setup = cell.client_seconds + cell.training_seconds
@@ -364,10 +364,15 @@ def local_written_answers(settings: ComparisonSettings, base: Checkpoint, is_tun
     assert isinstance(settings.rows, ChatRows)
     is_settings_base = base is settings.base
     cell, _ = decoder_of(settings, Plain(), None if is_settings_base else base, is_tuned)
-    losses = answers.predictions(cell, settings.rows, None if is_settings_base else settings.base)
+    losses = answers.losses_and_counts(cell, settings.rows, None if is_settings_base else settings.base)
     setup = cell.client_seconds + (cell.training_seconds if is_tuned else 0.0)
     return WayAnswer(
-        losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
+        losses,
+        setup,
+        1000 * cell.figures["seconds"],
+        cell=cell,
+        folder=base.folder,
+        more=answers.similarity_figures(cell),
     )
 
 
@@ -406,7 +411,7 @@ class DefenceWay(Way):
         client, train = without_memory(cell.client), settings.rows.train
         # What a client does once, with its first text, is no part of the time
         client.send(train.texts[:1], None if train.pairs is None else train.pairs[:1])
-        watch = Stopwatch()
+        watch = CpuTimer()
         sent = client.send(texts, pairs)
         seconds = 1000 * watch.seconds() / len(texts)
         size = wire_bytes(sent, len(texts))
@@ -428,21 +433,21 @@ class DefenceWay(Way):
         cell, preparer = decoder_of(settings, self.defence(settings))
         examples, preparer = rows.asked[:TIMED_TEXTS], replace(preparer, client=without_memory(preparer.client))
         preparer.prompt(rows.chats[0])
-        watch = Stopwatch()
+        watch = CpuTimer()
         prompts = [preparer.prompt(example) for example in examples]
         seconds = 1000 * watch.seconds() / len(examples)
         size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self._sends_text(preparer.client):
             size = sum(text_bytes(preparer.texts(example)) for example in examples) / len(examples)
         elif self.group == "states are sent":  # a row of the table for each token
-            size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(settings.base)
+            size = sum(map(len, prompts)) / len(examples) * answers.vector_bytes(settings.base)
         return WayAnswer(
-            answers.predictions(cell, rows),
+            answers.losses_and_counts(cell, rows),
             cell.client_seconds,
             seconds,
             size,
             cell,
-            more=answers.figures(cell),
+            more=answers.similarity_figures(cell),
             notes=(*self._notes(settings), *self._language_notes(settings)),
         )
 
@@ -483,11 +488,11 @@ class DefenceWay(Way):
 
 def decoder_of(
     settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
-) -> tuple[TrainedHalves, answers.ChatPreparer]:
+) -> tuple[TrainedCell, answers.ChatPreparer]:
     """Returns the cell of a defence on rows with answers, and what its client half sends."""
     assert isinstance(settings.rows, ChatRows)
     digest = settings.digest if base is None else base.digest()
-    return answers.decoder_cell(
+    return answers.train_decoder_cell(
         base or settings.base, digest, settings.rows, defence, settings.training, is_tuned, settings.seed,
         settings.cells, settings.threads, settings.log,
     )  # fmt: skip

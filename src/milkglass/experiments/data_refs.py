@@ -55,14 +55,14 @@ def file_digests(data: Path, refs: Iterable[str]) -> dict[str, str]:
     return digest_by_ref
 
 
-def load_examples(data: Path, ref: str, progress: Log = no_log) -> list[Example]:
+def load_examples(data: Path, ref: str, log: Log = no_log) -> list[Example]:
     """Returns the rows of a reference. Raises UsageError if there are no such files, and CodecError for a bad row."""
     if named_split := parse_ref(ref):
-        return list(sets.load(named_split[0].name, data, named_split[1], progress))
+        return list(sets.load(named_split[0].name, data, named_split[1], log))
     return examples_of(files_of(data, ref)[0])
 
 
-def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
+def as_file(data: Path, ref: str, folder: Path, log: Log = no_log) -> Path:
     """Returns a file that `rows/examples.py` reads. A named data set is written into `folder` once.
 
     Raises:
@@ -79,7 +79,7 @@ def as_file(data: Path, ref: str, folder: Path, progress: Log = no_log) -> Path:
     out = folder / f"{data_set.name}-{split}.jsonl"
     if not out.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        write_examples(sets.load(data_set.name, data, split, progress), out)
+        write_examples(sets.load(data_set.name, data, split, log), out)
     return out
 
 
