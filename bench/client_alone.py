@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from milkglass import files
-from milkglass.experiments.kinds.comparison import trial_data
-from milkglass.experiments.procedures.trials import LINEAR_MODEL, client_alone_figures, fit_own_model
+from milkglass.experiments.kinds.comparison import load_cell_data
+from milkglass.experiments.procedures.cells import LINEAR_MODEL, client_alone_figures, fit_own_model
 from milkglass.experiments.recipe import read_settings
 from milkglass.experiments.record import CLIENT_ALONE, ResultRecord, make_records
 from milkglass.experiments.runs import code_version
@@ -35,7 +35,7 @@ def main(data: Path) -> None:
     for recipe, name in SETS:
         raw = read_settings(RECIPES / f"{recipe}.toml")
         seed = raw["seeds"][0]
-        trial = trial_data(name, raw["data"][name], data, seed)
+        trial = load_cell_data(name, raw["data"][name], data, seed)
         values = client_alone_figures(trial, fit_own_model(trial), seed)
         found = make_records(values, data=name, variant=CLIENT_ALONE, note=LINEAR_MODEL)
         figures += [record.round_to(2) for record in found]

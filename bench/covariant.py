@@ -47,7 +47,7 @@ from milkglass.client.key.key import Key
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.experiments.runs import code_version
-from milkglass.metrics.interval import Interval, resample
+from milkglass.metrics.interval import Interval, bootstrap
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
@@ -89,7 +89,7 @@ def perplexity(folder: Path, ids: torch.Tensor) -> Figure:
         losses.append(each.sum(1).double())
     means = torch.cat(losses).numpy() / (ids.shape[1] - 1)
     rng = np.random.default_rng(0)
-    found = resample(lambda drawn: drawn @ means / drawn.sum(axis=1), len(means), rng)
+    found = bootstrap(lambda drawn: drawn @ means / drawn.sum(axis=1), len(means), rng)
     return {"measured": math.exp(found.value), "low": math.exp(found.low), "high": math.exp(found.high)}
 
 

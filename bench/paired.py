@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.experiments.runs import unpack_answers
-from milkglass.metrics.interval import resample
+from milkglass.metrics.interval import bootstrap
 from milkglass.rows.sets.catalogue import load_split
 
 SEED = 0
@@ -27,7 +27,7 @@ SEED = 0
 def paired(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> tuple[float, float, float]:
     """The difference in points, one less other, and its interval. (n,) which texts each has right."""
     gaps = one.astype(np.float64) - other
-    found = resample(lambda counts: counts @ gaps / len(gaps), len(gaps), np.random.default_rng(SEED))
+    found = bootstrap(lambda counts: counts @ gaps / len(gaps), len(gaps), np.random.default_rng(SEED))
     return 100 * found.value, 100 * found.low, 100 * found.high
 
 

@@ -78,7 +78,7 @@ def proxy(listener: socket.socket, url: str, key: Any) -> None:
 
 def _key() -> Any:
     from milkglass.client.key.key import Key, KeyInfo
-    from milkglass.client.layout import tokenizer_digest
+    from milkglass.client.upload_names import tokenizer_digest
     from milkglass.models.resolve import resolve_model
 
     info = KeyInfo({"tokenizer_sha256": tokenizer_digest(resolve_model("demo:smollm2"))})

@@ -59,7 +59,7 @@ from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream
 from milkglass.server.inference.model_runner import TransformersRunner
-from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
+from milkglass.split.decoder.client import DecoderClient, SplitSampling, SplitStream
 from milkglass.split.decoder.generator import SplitGenerator
 
 TEXT = (
@@ -98,11 +98,15 @@ class TimedEnclave:
     """An enclave; `calls` has the time of those that an answer needs."""
 
     def __init__(self, inner: Enclave) -> None:
-        self.table_info, self.sanitize_text, self.rows = inner.table_info, Watch(inner.sanitize_text), Watch(inner.rows)
+        self.table_info, self.sanitize_text, self.vectors = (
+            inner.table_info,
+            Watch(inner.sanitize_text),
+            Watch(inner.vectors),
+        )
 
     @property
     def calls(self) -> float:
-        return self.sanitize_text.seconds + self.rows.seconds
+        return self.sanitize_text.seconds + self.vectors.seconds
 
 
 @dataclass
@@ -140,12 +144,14 @@ class Bench:
         self.parameters = sum(one.numel() for one in network.parameters())
         self.runner, self.tokenizer = TransformersRunner(network), load_tokenizer(source)
         self.text = self.tokenizer.decode(self.tokenizer(TEXT * 8, add_special_tokens=False)["input_ids"][:length])
-        self.server, self.sampling = DecoderServer(url, token), SplitSampling(max_tokens=tokens)
+        self.server, self.sampling = DecoderClient(url, token), SplitSampling(max_tokens=tokens)
         self.info, self.home, self.tokens, self.turn = self.server.info(), home, tokens, 0
         package = with_candidate_lists(TablePackage.of_model(source, self.table, RowPolicy()), K)
         self.sanitizer = TokenSanitizer(package, at_rest.token_counts_of(self.tokenizer, len(package.rows), None))
         self.folder = home / "enclave"
-        self.proof = at_rest.build_enclave(self.folder, "process", model, K, self.server.fetch_package)[1].proof
+        self.attestation_text = at_rest.build_enclave(self.folder, "process", model, K, self.server.fetch_package)[
+            1
+        ].attestation_text
 
     @torch.inference_mode()
     def one_process(self) -> Timing:
@@ -185,7 +191,7 @@ class Bench:
         made = sum(1 for _ in generator.generate_ids(sent, self.sampling))
         total = time.perf_counter() - began
         server = self._server_seconds()
-        wire = total - before - enclave.rows.seconds - server
+        wire = total - before - enclave.vectors.seconds - server
         return Timing(total, made, clear.embedding, enclave.calls - clear.embedding, server, wire, clear.sanitizing)
 
     def round(self, inner: Enclave) -> dict[str, Timing]:
@@ -293,7 +299,7 @@ def main() -> None:
         "tokens": options.tokens, "prompt": options.prompt, "rounds": options.rounds, "dtype": dtypes,
         "vectors": crossing, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
         "machine": f"{platform.machine()}, {processor()}", "load": [round(load, 1), round(os.getloadavg()[0], 1)],
-        "enclave": bench.proof, "made": by, "figures": figures, "published": PUBLISHED,
+        "enclave": bench.attestation_text, "made": by, "figures": figures, "published": PUBLISHED,
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.json:

@@ -6,7 +6,7 @@ import json
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.models.resolve import resolve_model
 
 

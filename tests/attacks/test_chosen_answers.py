@@ -91,7 +91,7 @@ def test_it_says_why_it_does_not_apply(codec: Codec) -> None:
     scene = scene_of_answers(codec, ANSWERS)
     knowledge = scene.adversaries[0].knowledge
     tokens, outputs = scene.transcript.all(Tokens)[0], scene.transcript.all(Outputs)[0]
-    unknown = Transcript((tokens, Outputs(outputs.ids)), scene.transcript.size)
+    unknown = Transcript((tokens, Outputs(outputs.ids)), scene.transcript.vocab_size)
     assert "which prompt" in str(why_not(ChosenAnswers(), unknown, knowledge))
     assert "did not choose" in str(why_not(ChosenAnswers(), scene.transcript, replace(knowledge, answers=None)))
     fewer = replace(knowledge, answers=Sequences.of([[1]]))

@@ -48,7 +48,7 @@ def test_exchanged_ids_cross_as_often_as_the_mechanism_says_and_special_ones_as_
 
 def test_what_crosses_is_the_map_of_what_was_written(coarse: Scene) -> None:
     knowledge, truth = coarse.adversaries[-1].knowledge, coarse.truth
-    assert coarse.transcript.size == SYMBOLS + 4 < tiny.VOCAB
+    assert coarse.transcript.vocab_size == SYMBOLS + 4 < tiny.VOCAB
     assert truth.original is not None and knowledge.symbols is not None
     assert knowledge.symbols[truth.original.ids].tolist() == coarse.transcript.tokens.ids.tolist()
 

@@ -215,7 +215,7 @@ def clustered(size: int, epsilon: float) -> tuple[Transcript, Knowledge, Truth]:
 def flat(at: tuple[Transcript, Knowledge, Truth]) -> float:
     transcript, knowledge, truth = at
     assert knowledge.candidates is not None
-    guess = guess_by_rank(knowledge.candidates, transcript.size)
+    guess = guess_by_rank(knowledge.candidates, transcript.vocab_size)
     return score(guess, truth, np.random.default_rng(0))["tokens top-1"].value
 
 

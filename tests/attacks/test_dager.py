@@ -52,7 +52,7 @@ def changed(scene: Shared, change: object) -> Shared:
         Gradients({n: change(g) for n, g in one.tensors.items()}, one.batch_size, one.round)  # type: ignore[operator]
         for one in scene.transcript.all(Gradients)
     ]
-    return replace(scene, transcript=Transcript(tuple(seen), scene.transcript.size))
+    return replace(scene, transcript=Transcript(tuple(seen), scene.transcript.vocab_size))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_without_the_first_layers_gradients_it_is_refused() -> None:
     scene = shared(step("bert"), [ONE])
     seen = scene.transcript.all(Gradients)[0]
     head = {n: g for n, g in seen.tensors.items() if ".layer.0." not in n}
-    bare = Transcript((Gradients(head, 1, 0),), scene.transcript.size)
+    bare = Transcript((Gradients(head, 1, 0),), scene.transcript.vocab_size)
     assert re.search("no gradient .* layer 1", str(why_not(DAGER(), bare, scene.knowledge)))
     assert "which model" in str(why_not(DAGER(), scene.transcript, Knowledge()))
 

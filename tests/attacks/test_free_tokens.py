@@ -40,7 +40,7 @@ def pruned(scene: Shared, share: float, seed: int = 0) -> Shared:
         )
         for one in scene.transcript.all(Gradients)
     ]
-    return replace(scene, transcript=Transcript(tuple(seen), scene.transcript.size))
+    return replace(scene, transcript=Transcript(tuple(seen), scene.transcript.vocab_size))
 
 
 def table(scene: Shared) -> torch.Tensor:

@@ -100,7 +100,7 @@ def test_a_short_budget_reads_what_was_sent_most_often() -> None:
         guess = attack(it.transcript, it.knowledge, Once(2), np.random.default_rng(0))
         assert guess.by_id is not None
         read = guess.by_id[:, 0] != NO_BELIEF
-        counts = it.transcript.tokens.counts(it.transcript.size)
+        counts = it.transcript.tokens.counts(it.transcript.vocab_size)
         assert read.sum() == ROWS_AT_A_TIME
         assert counts[read].min() >= counts[~read].max()
         assert (guess.by_id[read, 0] == it.truth.inverse[read]).all()

@@ -160,7 +160,7 @@ def test_public_ids_are_those_of_the_public_model(aliased: Scene) -> None:
     from dataclasses import replace
 
     odd = replace(knowledge(aliased), corpus=Sequences.of([[tiny.VOCAB]]))
-    assert aliased.transcript.size > tiny.VOCAB
+    assert aliased.transcript.vocab_size > tiny.VOCAB
     assert re.search(r"id of 300\b.*\b300\b", str(why_not(TFA(), aliased.transcript, odd)))
 
 

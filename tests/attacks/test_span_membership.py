@@ -72,7 +72,7 @@ def sent(
         drawn = torch.randn(mixed.shape, generator=torch.Generator().manual_seed(number))
         parts.append((mixed + noise * rows.square().mean().sqrt() * drawn).to(dtype))
     counts = np.array([len(one) for one in parts], np.int64)
-    return Activations(torch.cat(parts), ids.lengths, layer, mixed=counts)
+    return Activations(torch.cat(parts), ids.lengths, layer, mixed_row_counts=counts)
 
 
 def attacked(public: Model, *seen: Activations, attack: SpanMembership = SpanMembership()) -> Guess:  # noqa: B008
@@ -167,7 +167,7 @@ def test_what_is_not_mixed_and_what_is_deep_is_refused(publics: dict[str, Model]
     def why(one: Activations, attack: object = SpanMembership()) -> str:  # noqa: B008
         return str(why_not(attack, Transcript((one,), VOCAB), knowledge))  # type: ignore[arg-type]
 
-    assert "no rows" in why(replace(seen, mixed=None))
+    assert "no rows" in why(replace(seen, mixed_row_counts=None))
     assert "whole texts" in why(replace(seen, layer=1))
     assert "5 dimensions" in why(replace(seen, hidden=seen.hidden[:, :5]))
     assert "mixed" in why(seen, NearHidden())

@@ -189,7 +189,7 @@ def test_all_stated_chances_of_a_place_add_up(public: Model, responses: Randomis
     decoder = SymbolDecoder(epochs=1, k=3)
     guess = decoder(transcript, knowledge(public, responses=responses), Budget(), rng)
     assert guess.by_token is not None and guess.probabilities is not None and guess.weights is not None
-    symbols = SymbolMembers(candidates(public.vocab_size), transcript.size, public.vocab_size, responses)
+    symbols = SymbolMembers(candidates(public.vocab_size), transcript.vocab_size, public.vocab_size, responses)
     for place, (listed, chances) in enumerate(zip(guess.by_token, guess.probabilities, strict=True)):
         members = symbols.members[symbols.of_token[original.ids[place]]]
         others = np.setdiff1d(members, listed)

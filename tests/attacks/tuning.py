@@ -60,7 +60,7 @@ class Rehearsal:
         sent = self.transcript.tokens
         assert guess.by_id is not None
         right = guess.by_id[sent.ids, 0] == self.inverse[sent.ids]
-        counts = sent.counts(self.transcript.size)
+        counts = sent.counts(self.transcript.vocab_size)
         rare = ~np.isin(sent.ids, np.argsort(-counts, kind="stable")[:COMMON])
         shares = [float(part.mean()) for part in (right, right[rare]) if len(part)]
         return sum(shares) / max(len(shares), 1)

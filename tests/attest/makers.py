@@ -174,10 +174,13 @@ class Nvidia:
 
     def manifests(self) -> dict[str, bytes]:
         """The manifests of the recorded answer's driver and VBIOS, by the beginning of their names."""
-        found = nvidia.Measurements.parse(GPUS["Hopper on hold"].raw)
+        found = nvidia.SignedMeasurements.parse(GPUS["Hopper on hold"].raw)
         indices = sorted(found.blocks)
         half = len(indices) // 2
-        parts = {"DRIVER": (found.text(nvidia.DRIVER_FIELD), indices[:half]), "VBIOS": (found.vbios, indices[half:])}
+        parts = {
+            "DRIVER": (found.text(nvidia.DRIVER_FIELD), indices[:half]),
+            "VBIOS": (found.vbios_version, indices[half:]),
+        }
         return {
             name: self.manifest(version, {at - 1: found.blocks[at] for at in some})
             for name, (version, some) in parts.items()

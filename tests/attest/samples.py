@@ -9,7 +9,7 @@ from pathlib import Path
 
 from milkglass.attest.claims import VerifiedGpu
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.nvidia import decode_entry, verify
+from milkglass.attest.nvidia import decode_gpu_evidence, verify
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "attestation"
 
@@ -132,7 +132,7 @@ class GpuSample:
 
 def listed(name: str) -> list[tuple[bytes, bytes, bytes]]:
     entries = json.loads(content(f"nvidia/{name}.json"))
-    return [(*decode_entry(one), bytes.fromhex(one["nonce"])) for one in entries]
+    return [(*decode_gpu_evidence(one), bytes.fromhex(one["nonce"])) for one in entries]
 
 
 def gpu(name: str, mode: str, number: int = 0) -> GpuSample:

@@ -326,8 +326,8 @@ def test_manifests_of_other_versions_do_not_matter_whatever_is_wrong_with_them(n
     files = [
         content(f"nvidia/{one}") for one in (samples.VBIOS, samples.BAD_VBIOS, "incorrect_signature_driver_rim.xml")
     ]
-    measurements = nvidia.Measurements.parse(sample.raw)
-    versions = {measurements.text(nvidia.DRIVER_FIELD), measurements.vbios}
+    measurements = nvidia.SignedMeasurements.parse(sample.raw)
+    versions = {measurements.text(nvidia.DRIVER_FIELD), measurements.vbios_version}
     others = [one for one in files if rim.read_chip_and_version(one)[1] not in versions]
     assert others
     found = nvidia.verify(sample.raw, sample.chain, sample.nonce, others, [], TODAY)
@@ -341,8 +341,8 @@ def test_an_expired_manifest_is_replaced_by_one_of_the_same_version(monkeypatch:
     assert reason(lambda: gpu(who, who.statuses(TODAY), expired)) == "expired"
     for references in (expired + good, good + expired):
         assert weaknesses(gpu(who, who.statuses(TODAY), references).claims) == {"relayable-gpu"}
-    found = nvidia.Measurements.parse(GPUS["Hopper on hold"].raw)
-    wrong = who.manifest(found.vbios, {0: b"\xff" * 48})
+    found = nvidia.SignedMeasurements.parse(GPUS["Hopper on hold"].raw)
+    wrong = who.manifest(found.vbios_version, {0: b"\xff" * 48})
     assert reason(lambda: gpu(who, [], [*good, wrong])) == "measurement", "all of one version count"
 
 
@@ -350,8 +350,11 @@ def test_a_manifest_without_active_values_or_with_many_certificates_is_refused(m
     changed = content("nvidia/incorrect_signature_driver_rim.xml")
     assert reason(lambda: rim.read_manifest(changed, day("2026-01-01"))) == "rim-signature"
     who = Nvidia.make().trusted(monkeypatch)
-    found = nvidia.Measurements.parse(GPUS["Hopper on hold"].raw)
-    for empty in (who.manifest(found.vbios, {}), who.manifest(found.vbios, {0: bytes(48)}, active="False")):
+    found = nvidia.SignedMeasurements.parse(GPUS["Hopper on hold"].raw)
+    for empty in (
+        who.manifest(found.vbios_version, {}),
+        who.manifest(found.vbios_version, {0: bytes(48)}, active="False"),
+    ):
         assert reason(lambda one=empty: gpu(who, [], [one])) == "rim"
     many = replace(who, signer=replace(who.signer, chain=who.signer.chain * 3))
     assert reason(lambda: rim.read_manifest(many.manifest("1", {0: bytes(48)}), TODAY)) == "size"

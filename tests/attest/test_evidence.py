@@ -143,7 +143,7 @@ def test_reference_values_of_another_chip_do_not_count(monkeypatch: pytest.Monke
 
 def test_what_is_signed_of_a_manifest_decides_which_chip_and_version_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     who, nonce = Nvidia.make().trusted(monkeypatch), bytes(32)
-    driver = nvidia.Measurements.parse(who.evidence(nonce)).text(nvidia.DRIVER_FIELD)
+    driver = nvidia.SignedMeasurements.parse(who.evidence(nonce)).text(nvidia.DRIVER_FIELD)
     other = who.manifest("570.0", {0: bytes(48)})
     monkeypatch.setattr(rim, "read_chip_and_version", lambda raw: ("GH100", driver))
     with pytest.raises(AttestationError, match="another chip or version") as refused:

@@ -547,7 +547,7 @@ def test_states_in_a_transcript_stay_with_their_texts(setting: Setting) -> None:
 
 def test_rows_that_training_moved_are_said_to_name_its_tokens(setting: Setting) -> None:
     it = scene(setting)
-    sent, size = it.truth.sent, it.transcript.size
+    sent, size = it.truth.sent, it.transcript.vocab_size
     occurred = sent.counts(size) > 0
     table = it.transcript.table
     moved = torch.where(torch.from_numpy(occurred)[:, None], table * 1.5, table * 0.999)

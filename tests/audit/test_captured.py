@@ -271,7 +271,7 @@ def test_the_size_of_an_id_costs_an_attack_no_time(base: Checkpoint, codec: Code
     path = captured(tmp_path / "far.jsonl", codec, lambda ids: [4_194_303 - number for number in ids])
     scene = captured_scene(base, read_captured(path), 1)
     used = {number for ids in codec.encode(TEXTS).ids for number in ids.tolist()}
-    assert scene.transcript.size == tiny.VOCAB + len(used)
+    assert scene.transcript.vocab_size == tiny.VOCAB + len(used)
     assert len({*scene.truth.sent.ids.tolist()}) == len({*scene.truth.tokens.ids.tolist()})
 
 

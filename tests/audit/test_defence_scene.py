@@ -144,7 +144,7 @@ def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path:
     assert (origin != NO_BELIEF).all()
     assert np.array_equal(sent.ids[origin], original.ids)
     scene = scene_of(base, client, server, tiny.TEXTS, {})
-    table = np.arange(scene.transcript.size)[:, None]
+    table = np.arange(scene.transcript.vocab_size)[:, None]
     assert score(Guess(by_id=table), scene.truth, np.random.default_rng(0)).measures["tokens top-1"].value == 1.0
 
 

@@ -45,7 +45,7 @@ def test_the_time_is_estimated_before(setting: Setting, monkeypatch: pytest.Monk
     monkeypatch.setattr("milkglass.audit.plan.slowness", lambda: 2.0)
     attacks: dict[str, Attack] = {"cluster-solve": ClusterSolve(), "knn": KNN(), "invbert": InvBert()}
     plan = estimate(it, attacks, budget=2000)
-    n, d = it.transcript.size, it.transcript.model.width
+    n, d = it.transcript.vocab_size, it.transcript.model.width
     sent = len(it.truth.tokens.ids)
 
     def took(one: Cost, tokens: int) -> float:

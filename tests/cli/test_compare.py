@@ -61,7 +61,7 @@ from milkglass.defences.masked_text import MaskedText
 from milkglass.defences.obfuscated_tables import TableDefence, public_codec
 from milkglass.errors import JobFailed, ModelNotFound, UsageError
 from milkglass.experiments.kinds.comparison import halves_training
-from milkglass.experiments.procedures.trials import cell_folder
+from milkglass.experiments.procedures.cells import cell_folder
 from milkglass.experiments.record import numbers_by_name, read_records
 from milkglass.experiments.reproduce import reproduce
 from milkglass.metrics.interval import Interval

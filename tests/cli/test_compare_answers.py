@@ -25,7 +25,7 @@ from milkglass.defences.catalogue import defence_of
 from milkglass.defences.obfuscated_tables import public_codec
 from milkglass.errors import UsageError
 from milkglass.experiments.kinds.generation import row_losses
-from milkglass.experiments.procedures.trials import load_or_split
+from milkglass.experiments.procedures.cells import load_or_split
 from milkglass.experiments.runs import pack_answers
 from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
@@ -244,8 +244,8 @@ def test_losses_of_models_with_other_tokens_are_a_token_of_the_compared_model(tm
     examples = [{"input_ids": ids, "labels": labels} for ids, labels in zip(done.ids, done.labels, strict=True)]
     losses, tokens = row_losses(tiny.build("llama-tied"), examples)
     cell: Any = SimpleNamespace(packed_predictions=pack_answers(np.concatenate([losses, tokens * 3])))
-    assert answers.predictions(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
-    found = answers.predictions(cell, rows, token_model=base)
+    assert answers.losses_and_counts(cell, rows)[40:].tolist() == (tokens * 3).tolist(), "as the model itself counts"
+    found = answers.losses_and_counts(cell, rows, token_model=base)
     assert found[40:].tolist() == tokens.tolist() and found[:40] == pytest.approx(losses, rel=1e-6)
 
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 from milkglass.cli.main import app
 from milkglass.cli.ui.options import KeyOptions, ServerOptions, SplitOptions, changed_options
 from milkglass.errors import UsageError
-from milkglass.server.spec import LORA_SETTINGS, Hyperparameters, hyperparameters_of
+from milkglass.server.spec import LORA_SETTINGS, Hyperparameters, checked_settings
 from tests.cli.kit import Owner, call, refused
 from tests.client.stub import Stub
 
@@ -198,9 +198,9 @@ def test_a_setting_of_lora_is_refused_where_all_weights_are_trained(name: str) -
     value = True if name == "train_tables" else 1
     for settings in ({"task": "classification"}, {"method": "full"}, {"task": "causal-lm", "method": "full"}):
         with pytest.raises(UsageError, match=f"{name} is for the method lora, and all weights are trained"):
-            hyperparameters_of({**settings, name: value})
+            checked_settings({**settings, name: value})
     for settings in ({"task": "causal-lm"}, {"method": "lora"}, {}):
-        assert hyperparameters_of({**settings, name: value})[name] == value
+        assert checked_settings({**settings, name: value})[name] == value
     assert name in Hyperparameters.model_fields
 
 

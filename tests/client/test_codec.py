@@ -19,7 +19,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, NoChatTemplate, TooLong, UsageError
 from milkglass.models import chat_template
 from milkglass.models.resolve import resolve_model
@@ -268,7 +268,7 @@ def test_options_reach_a_template_that_reads_them(smollm: Codec) -> None:
     switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     tokenizer.chat_template = "{{ messages[0]['content'] }}" + switch
     codec, talk = replace(smollm, tokenizer=tokenizer), [{"role": "user", "content": "hi"}]
-    assert codec.template_variables == {"enable_thinking"}
+    assert codec.template_option_names == {"enable_thinking"}
     assert codec.decode(codec.encode_chat(talk, options={"enable_thinking": False})) == "hi<think></think>"
     assert codec.decode(codec.encode_chat(talk, options={"enable_thinking": True})) == "hi"
     with pytest.raises(CodecError, match="does not read thinking_budget"):

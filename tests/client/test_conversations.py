@@ -17,7 +17,7 @@ from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.client.data.texts import read_encoded
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, read_examples, summarise

@@ -189,7 +189,7 @@ def test_an_upload_gets_on_by_whole_chunks(stub: Stub, quick: Remote, tmp_path: 
 
 
 def test_a_download_has_to_get_on(stub: Stub, quick: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "STEADY_SECONDS", SHORT)
+    monkeypatch.setattr(transfer, "RECEIVE_SECONDS", SHORT)
     stub.replies["GET /file"] = dripping(b"x")
     with pytest.raises(Unreachable, match="did not come within"):
         transfer.download_file(quick.connection, "/file", tmp_path / "file", 1 << 20)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from milkglass.client import layout
+from milkglass.client import upload_names
 from milkglass.client.obfuscate.upload_check import OutgoingModel, require_scrambled
 from milkglass.client.remote.remote import Remote
 from milkglass.errors import CorruptCheckpoint, MilkglassError, ModelNotFound, RemoteError, UsageError
@@ -212,9 +212,9 @@ def test_all_names_of_supported_models_are_known(family: Any) -> None:
             if type(config) in kind._model_mapping:
                 with torch.device("meta"):
                     names = list(kind.from_config(config).state_dict())
-                assert names and layout.unknown_tensor_names(names) == []
+                assert names and upload_names.unknown_tensor_names(names) == []
 
 
 def test_names_that_no_model_has() -> None:
     odd = ["model.John.weight", "49170123456", "weight.", "model.layers.００.weight", ""]
-    assert layout.unknown_tensor_names([*odd, "model.layers.11.mlp.up_proj.weight"]) == sorted(odd)
+    assert upload_names.unknown_tensor_names([*odd, "model.layers.11.mlp.up_proj.weight"]) == sorted(odd)

@@ -16,8 +16,8 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import RowsMark, mark_path_of, require_marked, sendable_copy, write_mark
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
 from milkglass.client.remote.remote import Remote
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import UsageError
 from tests import tiny
 from tests.client.stub import TOKEN, Stub

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import CodecError
 from milkglass.rows.examples import read_examples, summarise
 from milkglass.rows.labels import Scale

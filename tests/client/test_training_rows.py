@@ -14,7 +14,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.encoded import IGNORED_LABEL
 from milkglass.client.data.training_rows import BATCH_ROWS, write_parquet
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import CodecError, TooLong
 from tests import tiny
 

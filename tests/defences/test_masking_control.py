@@ -15,7 +15,7 @@ from milkglass.compare.result import Reading
 from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.ways import ComparisonSettings, without_memory
 from milkglass.defences.masked_text import MaskedText
-from milkglass.experiments.procedures.trials import TrainedHalves
+from milkglass.experiments.procedures.cells import TrainedCell
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve_model
 from milkglass.rows.data_file import DataFile
@@ -58,7 +58,7 @@ def reading(spans: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows())), None, 0)
     settings = ComparisonSettings(model, base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     client, server = MaskedText().split(base, None, SECRET, tmp_path / "server")
-    cell = TrainedHalves("cell", {}, {}, "", np.empty((0, 0), np.float32), client, server, server)
+    cell = TrainedCell("cell", {}, {}, "", np.empty((0, 0), np.float32), client, server, server)
     return attack_halves(settings, cell, [], Budget.of_work(600), tmp_path / "work", attacks=CHOSEN)
 
 

@@ -48,7 +48,7 @@ REWORDED = {
 MENDED = {
     "sanitized santext+": "substitutes are the sensitive words of the corpus, as in the paper, not any word",
     "goes_on ghost": "dp-sgd's guarantee is for one text or label exchanged, not for one text more or less",
-    "recipe_cells compared": "cells of older code are trained anew: halves had a constant rate (trials.VERSION)",
+    "recipe_cells compared": "cells of older code are trained anew: halves had a constant rate (cells.CELL_VERSION)",
     "recipe_kept compared": "likewise",
     "recipe_anew compared": "likewise; and results have more figures",
 }

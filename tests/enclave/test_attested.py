@@ -122,7 +122,7 @@ def test_what_the_hosts_policy_accepts_is_in_every_report(enclave: QuotedEnclave
         enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
     (enclave.folder / "policy.toml").write_text('version = 1\n[sgx]\nstatus = ["SWHardeningNeeded"]\n')
     enclave.attest(MEASUREMENT.hex(), of(enclave.folder))
-    assert "status SWHardeningNeeded (the policy lists this status)" in enclave.proof
+    assert "status SWHardeningNeeded (the policy lists this status)" in enclave.attestation_text
 
 
 ANSWERING = """

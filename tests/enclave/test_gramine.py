@@ -80,8 +80,8 @@ def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_pa
     assert about.kind == KIND and not built.is_attested
     with at_rest.open_enclave(folder.rename(tmp_path / "moved")) as enclave:
         assert enclave.kind == KIND and "NOT ATTESTED" in enclave.notice
-        assert enclave.rows([7]) == served.table[[7]].numpy().tobytes()
-        assert enclave.sanitize_text(TEXT, "", 100, RnmSettings(None)).changed_count == 0
+        assert enclave.vectors([7]) == served.table[[7]].numpy().tobytes()
+        assert enclave.sanitize_text(TEXT, "", 100, RnmSettings(None)).replaced_count == 0
     with pytest.raises(UsageError, match="moved holds"):
         at_rest.build_enclave(tmp_path / "moved", KIND, "tiny", 8, served.server.fetch_package)
 

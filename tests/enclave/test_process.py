@@ -65,9 +65,9 @@ def enclave(built: Path) -> Iterator[Enclave]:
 def test_vectors_of_plain_text_are_the_tables_rows(enclave: Enclave, served: Served, model: Path) -> None:
     ids = load_tokenizer(model)(PRIVATE)["input_ids"]
     sent = enclave.sanitize_text(PRIVATE, "", 100, PLAIN)
-    assert sent.token_count == sent.private_count == len(ids) and sent.changed_count == 0
+    assert sent.token_count == sent.user_token_count == len(ids) and sent.replaced_count == 0
     assert sent.vectors == served.table[ids].numpy().tobytes()
-    assert enclave.rows([7, 9]) == served.table[[7, 9]].numpy().tobytes()
+    assert enclave.vectors([7, 9]) == served.table[[7, 9]].numpy().tobytes()
     assert enclave.decode(ids) == PRIVATE
 
 
@@ -78,9 +78,9 @@ def test_the_users_text_is_sanitized_and_nothing_else_is(enclave: Enclave, serve
     rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.token_count, -1)
     before = tokenizer(instruction + PRIVATE)["input_ids"]
     after = [int((table == row).all(1).argmax()) for row in rows]
-    kept = sent.token_count - sent.private_count
+    kept = sent.token_count - sent.user_token_count
     assert kept > 0 and after[:kept] == before[:kept]
-    assert sent.changed_count == sent.private_count == sum(a != b for a, b in zip(after, before, strict=True))
+    assert sent.replaced_count == sent.user_token_count == sum(a != b for a, b in zip(after, before, strict=True))
     assert not set(after) & set(tokenizer.all_special_ids) - set(before), "special tokens are never drawn"
 
 
@@ -94,10 +94,10 @@ def test_of_a_chat_the_users_words_alone_are_sanitized(enclave: Enclave, served:
     rows = np.frombuffer(sent.vectors, np.float32).reshape(sent.token_count, -1)
     after = [int((table == row).all(1).argmax()) for row in rows]
     same = [a == b for a, b in zip(after, before, strict=True)]
-    assert 0 < sent.private_count < sent.token_count and sum(same) == sent.token_count - sent.changed_count
+    assert 0 < sent.user_token_count < sent.token_count and sum(same) == sent.token_count - sent.replaced_count
     first = same.index(False)
     assert "be brief" in tokenizer.decode(after[:first]), "the system's message crosses as it is"
-    assert all(same[first + sent.private_count :]), "and so does the template"
+    assert all(same[first + sent.user_token_count :]), "and so does the template"
 
 
 def test_the_same_text_has_the_same_substitutes_after_a_restart(built: Path, enclave: Enclave, tmp_path: Path) -> None:
@@ -122,16 +122,19 @@ def test_a_message_has_the_same_substitutes_in_every_turn(enclave: Enclave, serv
     same = 0
     while first.vectors[: (same + 1) * size] == second.vectors[: (same + 1) * size]:
         same += 1
-    assert 0 < first.changed_count < first.private_count
-    assert same > first.private_count + 2, "the role, the whole message, and the template behind it"
+    assert 0 < first.replaced_count < first.user_token_count
+    assert same > first.user_token_count + 2, "the role, the whole message, and the template behind it"
     with_role = enclave.sanitize_chat([{"role": "system", "content": "be brief"}, user], 120, settings)
-    assert first.vectors[-(first.private_count + 2) * size :] == with_role.vectors[-(first.private_count + 2) * size :]
+    assert (
+        first.vectors[-(first.user_token_count + 2) * size :]
+        == with_role.vectors[-(first.user_token_count + 2) * size :]
+    )
 
 
 def test_a_smaller_epsilon_and_p_change_what_is_replaced(enclave: Enclave) -> None:
     text = " ".join(tiny.TEXTS[:3])
     few, many = (
-        enclave.sanitize_text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).changed_count for p in (0.1, 0.9)
+        enclave.sanitize_text(text, "", 120, RnmSettings(3.0, p=p, share=0.0)).replaced_count for p in (0.1, 0.9)
     )
     assert few < many
     with pytest.raises(UsageError, match="epsilon"):
@@ -147,11 +150,11 @@ def test_the_table_cannot_be_read_faster_than_the_provider_allows(served: Served
     read = 0
     with at_rest.open_enclave(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
         for row in range(10_000):
-            running.rows([row % 300])
+            running.vectors([row % 300])
             read += 1
     assert 1000 <= read < 1200, "a burst of 1,000, then 1 a second"
     with at_rest.open_enclave(tmp_path / "enclave") as running, pytest.raises(EnclaveError, match="provider's limit"):
-        running.rows(list(range(60)))  # a restart fills no bucket
+        running.vectors(list(range(60)))  # a restart fills no bucket
 
 
 def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_a_killed_enclave_fills_no_bucket(served: Served, tmp_path: Path) -> Non
     read = 0
     for _ in range(5):
         with at_rest.open_enclave(tmp_path / "enclave") as running, suppress(EnclaveError):
-            running.rows(list(range(300)))
+            running.vectors(list(range(300)))
             read += 300
             os.kill(running._process.pid, signal.SIGKILL)
     assert 300 <= read <= 1200, "a burst of 1,000, less what was charged and not used"
@@ -186,9 +189,9 @@ def test_the_limit_does_not_end_with_the_state(served: Served, built: Path, tmp_
             running.open(sealed, secret, fresh, two / at_rest.TOKENIZER_FOLDER, [1] * 300)
         with Enclave("process", two) as other, pytest.raises(EnclaveError, match="does not open"):
             other.open(sealed, secret, b"", two / at_rest.TOKENIZER_FOLDER, [1] * 300)
-        assert running.rows([5])
+        assert running.vectors([5])
     with at_rest.open_enclave(two) as running:
-        assert running.rows([5]), "the lock ends with its block"
+        assert running.vectors([5]), "the lock ends with its block"
 
 
 def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None:
@@ -199,8 +202,8 @@ def test_a_build_says_how_far_its_lists_are(served: Served, built: Path) -> None
         return stages[name].append
 
     with Enclave("process", built) as running:
-        running.release(served.server.fetch_package(running), bytes(32))
-        running.compute_lists(8, stage)
+        running.load_package(served.server.fetch_package(running), bytes(32))
+        running.compute_candidate_lists(8, stage)
     ((name, steps),) = stages.items()
     assert name == "compute candidate lists" and -steps[0] == sum(steps[1:]) > 200
 
@@ -210,11 +213,11 @@ def test_a_state_opens_no_other_table(served: Served, built: Path) -> None:
     with Enclave("process", built) as running:
         sealed = list[tuple[bytes, bytes]]()
         for _ in range(2):
-            running.release(served.server.fetch_package(running), secret)
-            sealed.append(running.compute_lists(8))
+            running.load_package(served.server.fetch_package(running), secret)
+            sealed.append(running.compute_candidate_lists(8))
         (one, _), (_, state) = sealed
         with pytest.raises(EnclaveError, match="before a table"):
-            running.compute_lists(8)
+            running.compute_candidate_lists(8)
         with pytest.raises(EnclaveError, match="another table"):
             running.open(one, secret, state, built / at_rest.TOKENIZER_FOLDER, [1] * 300)
 
@@ -231,7 +234,7 @@ def test_the_provider_sees_how_often_its_table_was_released(
 
 def test_a_call_gives_a_burst_of_rows_at_most(enclave: Enclave) -> None:
     with pytest.raises(EnclaveError, match="1001 tokens"):
-        enclave.rows([5] * 1001)
+        enclave.vectors([5] * 1001)
 
 
 def test_threads_that_share_an_enclave_get_their_own_answers(enclave: Enclave, served: Served) -> None:
@@ -240,7 +243,7 @@ def test_threads_that_share_an_enclave_get_their_own_answers(enclave: Enclave, s
     def ask(row: int) -> None:
         due = served.table[[row]].numpy().tobytes()
         try:
-            wrong.extend(row for _ in range(40) if enclave.rows([row]) != due)
+            wrong.extend(row for _ in range(40) if enclave.vectors([row]) != due)
         except Exception as error:  # noqa: BLE001
             wrong.append(error)
 
@@ -255,7 +258,7 @@ def test_threads_that_share_an_enclave_get_their_own_answers(enclave: Enclave, s
 @pytest.mark.parametrize("ids", [[-1], [300], [2**40], []])
 def test_rows_that_do_not_exist_are_refused(enclave: Enclave, ids: list[int]) -> None:
     with pytest.raises(EnclaveError, match="a row"):
-        enclave.rows(ids)
+        enclave.vectors(ids)
 
 
 def test_a_corpus_decides_what_is_sensitive(served: Served, tmp_path: Path, enclave: Enclave) -> None:
@@ -265,10 +268,10 @@ def test_a_corpus_decides_what_is_sensitive(served: Served, tmp_path: Path, encl
     settings = RnmSettings(3.0, p=0.0, share=0.2)
     with at_rest.open_enclave(other) as running:
         assert (
-            running.sanitize_text(PRIVATE, "", 100, settings).changed_count
-            < enclave.sanitize_text("zq zq", "", 100, settings).private_count
+            running.sanitize_text(PRIVATE, "", 100, settings).replaced_count
+            < enclave.sanitize_text("zq zq", "", 100, settings).user_token_count
         )
-        assert running.sanitize_text("zqx", "", 100, settings).changed_count > 0, (
+        assert running.sanitize_text("zqx", "", 100, settings).replaced_count > 0, (
             "tokens that the corpus lacks are sensitive"
         )
 
@@ -367,7 +370,7 @@ def test_garbage_through_the_door_is_refused_and_harms_nothing(enclave: Enclave)
         with pytest.raises(EnclaveError) as error:
             enclave._call(name, PRIVATE.encode(), **fields)  # type: ignore[arg-type]
         assert PRIVATE not in str(error.value)
-    assert enclave.rows([5])
+    assert enclave.vectors([5])
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.layout import MARKER, MARKER_CONTENT
 from milkglass.client.obfuscate.scramble import scramble
+from milkglass.client.upload_names import MARKER, MARKER_CONTENT
 from milkglass.engines.catalogue import ENGINES
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.engines.upstream import Upstream

@@ -26,17 +26,17 @@ from milkglass.errors import MilkglassError, UsageError
 from milkglass.experiments import runs
 from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import ComparisonRecipe, with_training
-from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, distance_figures, own_and_nearest_distances
-from milkglass.experiments.procedures.trials import (
-    Stopwatch,
-    TrialData,
+from milkglass.experiments.procedures.cells import (
+    CellData,
+    CpuTimer,
     _write_rows,
     cell_folder,
-    count_seconds,
+    count_cpu_seconds,
     seeded_secret,
     stored_seconds,
     train_cell,
 )
+from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, distance_figures, own_and_nearest_distances
 from milkglass.experiments.record import POOLED_SUFFIX, make_records, numbers_by_name
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunContext, pack_answers, unpack_answers
@@ -159,7 +159,7 @@ def test_the_row_without_a_model_names_one_class(done: tuple[Path, dict[str, Any
 
 def test_what_the_client_does_alone_is_a_row(done: tuple[Path, dict[str, Any]], data: Path) -> None:
     """The client's model over the first seed's training rows, counted by hand on the held-out ones."""
-    one = comparison.trial_data("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare_rows=8)
+    one = comparison.load_cell_data("small", {"train": "train.tsv", "held_out": "dev.tsv"}, data, 1, spare_rows=8)
     fitted = LinearModel.fit(one.train.texts, one.train.labels)
     answers = [int(fitted.predict([text])[0]) for text in one.held_out.texts]
     right = sum(answer == label for answer, label in zip(answers, one.held_out.labels, strict=True))
@@ -259,7 +259,7 @@ def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
         path = tmp_path / f"{name}.toml"
         path.write_text(text or recipe.read_text("utf-8").replace("group_by_length = false\n", ""), "utf-8")
         lines[name] = []
-        reproduce(path, data, tmp_path / name, quick=True, at_once=1, progress=lines[name].append)
+        reproduce(path, data, tmp_path / name, quick=True, at_once=1, log=lines[name].append)
     warned = {name: [one for one in found if "group_by_length = false" in one] for name, found in lines.items()}
     assert not warned["same"] and len(warned["other"]) == 1 and "noise: trained" in warned["other"][0]
 
@@ -270,7 +270,7 @@ def test_the_servers_answers_are_pooled_with_the_clients_own(
     """By hand: the sum of the server's logits and the client's own log-probabilities. A record of earlier code, without
     logits, is made again and gives the same."""
     cells = done[0].parent / "cells"
-    one = comparison.trial_data(
+    one = comparison.load_cell_data(
         "small", {"train": "train.tsv", "held_out": "dev.tsv", "rows": 16}, data, 1, spare_rows=8
     )
     fitted = LinearModel.fit(one.train.texts, one.train.labels)
@@ -381,7 +381,7 @@ def test_early_stopping_is_by_a_tenth_of_the_training_rows(
     base = Checkpoint.open(recipe.parent / "model")
     texts = [f"{text} {i}" for i in range(125) for text in tiny.TEXTS]
     rows = LabelledTexts(texts, [i % 2 for i in range(500)])
-    problem = TrialData("d", rows, rows.part(slice(0, 7)), rows.part(slice(0, 0)), ("accuracy",), 2)
+    problem = CellData("d", rows, rows.part(slice(0, 7)), rows.part(slice(0, 0)), ("accuracy",), 2)
     settings = Hyperparameters(n_epochs=2, early_stopping=1, batch_size=100)
     cell = train_cell(base, "digest", problem, defence_of({}), settings, 1, tmp_path, 1)
     job = next(tmp_path.iterdir()) / "job"
@@ -422,8 +422,8 @@ def test_a_run_that_waits_for_another_runs_cell_says_so(tmp_path: Path) -> None:
 
 def test_seconds_of_the_processor_add_up_over_interrupted_runs(tmp_path: Path) -> None:
     def work(fails: bool) -> None:
-        with count_seconds(tmp_path, "training_seconds"):
-            watch = Stopwatch()
+        with count_cpu_seconds(tmp_path, "training_seconds"):
+            watch = CpuTimer()
             while watch.seconds() < 0.05:
                 sum(range(1000))
             if fails:
@@ -470,8 +470,8 @@ def test_rows_are_drawn_by_the_seed(data: Path) -> None:
     entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
 
     def texts(seed: int) -> list[str]:
-        found = comparison.trial_data("small", entry, data, seed)
-        assert isinstance(found, TrialData)
+        found = comparison.load_cell_data("small", entry, data, seed)
+        assert isinstance(found, CellData)
         return list(found.train.texts)
 
     assert texts(1) == texts(1)
@@ -515,10 +515,10 @@ def test_a_kind_with_nothing_to_share_has_no_cache(tmp_path: Path) -> None:
 
 def test_an_attacker_has_no_row_that_was_trained_with_or_holds_a_private_one(data: Path) -> None:
     entry = {"train": "train.tsv", "held_out": "dev.tsv", "rows": 10}
-    found = comparison.trial_data("small", entry, data, 1, spare_rows=8)
+    found = comparison.load_cell_data("small", entry, data, 1, spare_rows=8)
     assert len(found.train.texts) == 10 and len(found.others.texts) == 14
     assert not set(found.train.texts) & set(found.others.texts)
-    whole = comparison.trial_data("small", {**entry, "rows": 16}, data, 1, spare_rows=8)
+    whole = comparison.load_cell_data("small", {**entry, "rows": 16}, data, 1, spare_rows=8)
     assert len(whole.others.texts) == 8
     private = ["a good film", "very bad"]
     public = ["it is a good  film indeed", "good film", "a good film", "very bad", "very badly", "this is fine", "ad"]

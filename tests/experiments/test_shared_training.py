@@ -18,8 +18,8 @@ from milkglass.errors import UsageError
 from milkglass.experiments.kinds.gradients import GradientRecipe, GradientTexts, _choose_texts
 from milkglass.experiments.kinds.shared_training import SharedTrainingRecipe, held_out_mask
 from milkglass.experiments.procedures import theory
+from milkglass.experiments.procedures.lazy_gradients import SharedGradients
 from milkglass.experiments.procedures.local_training import LocalTraining, constant_answer_figures, fit, model_quality
-from milkglass.experiments.procedures.one_gradient import SharedGradients
 from milkglass.experiments.procedures.private_rows import DefenceSpec, PrivateRows, RowFilter, choose_rows
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.reproduce import reproduce
@@ -110,7 +110,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(TRAINING, data / "bert", tmp_path)
     lines: list[str] = []
-    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=lines.append).read_text("utf-8"))
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", log=lines.append).read_text("utf-8"))
     figures = figures_of(result)
     assert figures["f1, none"]["published"] == 0.9
     for name in ("untrained", "none", "ghost", "noise"):
@@ -139,7 +139,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert figures_of(again) == figures
     (tmp_path / "run" / "figures.json").unlink()  # shadows and trained models are still there
     lines.clear()
-    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", progress=lines.append).read_text("utf-8"))
+    once_more = json.loads(reproduce(recipe, data, tmp_path / "run", log=lines.append).read_text("utf-8"))
     assert figures_of(once_more) == figures
     assert not [one for one in lines if "epoch" in one or "have their shadows" in one]
 
@@ -154,7 +154,7 @@ def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, mo
     records = sorted(cells.rglob("*.made"))
     assert len(records) == len([*cells.rglob("*.jsonl"), *cells.rglob("*.safetensors")])
     records[0].write_text('["an earlier one"]\n', "utf-8")
-    second = json.loads(reproduce(other, data, tmp_path / "two", progress=lines.append, cache=cells).read_text("utf-8"))
+    second = json.loads(reproduce(other, data, tmp_path / "two", log=lines.append, cache=cells).read_text("utf-8"))
     for name, one in figures_of(first).items():
         assert one["measured"] == figures_of(second)[name]["measured"]
     assert second["made"]["cells"] == ["an earlier one"]
@@ -318,7 +318,7 @@ def test_texts_of_too_many_tokens_are_counted_where_rows_are_too_few(data: Path)
 def test_what_is_shared_is_what_was_asked_for(data: Path) -> None:
     rows = PrivateRows(Sequences.of([[5, 6, 7], [8, 9], [10, 11], [12, 13, 14]]), np.array([0, 1, 1, 0]))
     step = SharedStep.open(data / "bert")
-    seen = SharedGradients(step, rows, NoDefence(), 2, 1, 0).all_gradients()
+    seen = SharedGradients(step, rows, NoDefence(), 2, 1, 0).observations()
     assert [one.batch_size for one in seen] == [2, 2]
 
 
@@ -329,7 +329,7 @@ def test_one_gradient_at_a_time_is_kept_and_each_is_the_same_again(data: Path, d
     step, stream = SharedStep.open(data / "bert"), Stream.of_seed(7)
     literal = [share_gradient(step, *rows.select(np.array([i])).batch(0), defence, 0, stream).tensors for i in range(4)]
     source = SharedGradients(step, rows, defence, 1, 7, 0)
-    seen, alive = source.all_gradients(), list[weakref.ref[torch.Tensor]]()
+    seen, alive = source.observations(), list[weakref.ref[torch.Tensor]]()
     for number in (0, 1, 2, 3, 1, 1, 0, 3):
         found = seen[number].tensors
         assert sorted(found) == sorted(literal[number]) and len(found) == len(literal[number])
@@ -396,7 +396,7 @@ def test_a_recipe_of_gradients_end_to_end(data: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(GRADIENTS, data / "deep", tmp_path)
     lines: list[str] = []
-    result = json.loads(reproduce(recipe, data, tmp_path / "run", progress=lines.append).read_text("utf-8"))
+    result = json.loads(reproduce(recipe, data, tmp_path / "run", log=lines.append).read_text("utf-8"))
     figures = {name: row["measured"] for name, row in figures_of(result).items()}
     assert figures["token recall, dager, none"] == 1
     assert figures["rouge-1, dager, none"] == 1

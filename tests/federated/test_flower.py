@@ -224,9 +224,9 @@ def asked(there: World, task: dict[str, Any], weights: Any = None, node_config: 
 def test_a_server_chooses_nothing_that_a_site_opens(there: World, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Not even the site's own folder, by its path: a refusal tells nothing of what is there."""
     opened = list[str]()
-    own = node.resolve
-    monkeypatch.setattr(node, "resolve", lambda ref: (opened.append(ref), own(ref))[1])
-    monkeypatch.setattr(app, "resolve", None)  # would fail if it were called
+    own = node.resolve_model
+    monkeypatch.setattr(node, "resolve_model", lambda ref: (opened.append(ref), own(ref))[1])
+    monkeypatch.setattr(app, "resolve_model", None)  # would fail if it were called
     reply = asked(there, {"model": str(there.model) if model == "own" else model})
     assert re.match("RefusedTask: .*another model", reply.error.reason)
     assert {*opened} == {str(there.model)}

@@ -81,11 +81,11 @@ def test_the_server_has_three_products_and_nothing_else(bert: Checkpoint, tmp_pa
 def test_rows_cross_with_their_count_and_no_row_is_a_tokens(bert: Checkpoint, tmp_path: Path) -> None:
     client, _ = split(SETTINGS["shields"], bert, tmp_path / "server")
     (seen,) = client.send(TEXTS)
-    assert isinstance(seen, Activations) and seen.mixed is not None
+    assert isinstance(seen, Activations) and seen.mixed_row_counts is not None
     lengths = client.reader.encode(TEXTS).ids.lengths
     assert seen.lengths.tolist() == lengths.tolist()
-    assert seen.mixed.tolist() == [one + max(1, round(0.3 * one)) for one in lengths.tolist()]
-    assert seen.mixed.tolist() == client.row_counts(lengths).tolist()
+    assert seen.mixed_row_counts.tolist() == [one + max(1, round(0.3 * one)) for one in lengths.tolist()]
+    assert seen.mixed_row_counts.tolist() == client.row_counts(lengths).tolist()
     states = torch.cat([one for _, one in client._states(client.reader.encode(TEXTS))]).detach()
     near = torch.nn.functional.normalize(seen.hidden, dim=1) @ torch.nn.functional.normalize(states, dim=1).T
     assert float(near.abs().max()) < 0.95
@@ -96,7 +96,7 @@ def test_a_half_takes_its_own_kind_of_rows(bert: Checkpoint, tmp_path: Path) -> 
     (seen,) = client.send(TEXTS)
     assert isinstance(seen, Activations)
     with pytest.raises(UsageError, match="not mixed"):
-        server.answer((replace(seen, mixed=None),))
+        server.answer((replace(seen, mixed_row_counts=None),))
     about = {"layer": 0, "pooled": False, "classes": 2}
     with pytest.raises(UsageError, match="are mixed"):
         EncoderServer(tmp_path, torch.nn.Identity(), about).answer((seen,))
@@ -104,12 +104,12 @@ def test_a_half_takes_its_own_kind_of_rows(bert: Checkpoint, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mixed", [[5], [1, 3], [2, 2, 1], [3, 3], [6, -1]])
 def test_a_frame_whose_mixed_rows_cannot_be_is_refused(mixed: list[int]) -> None:
-    seen = Activations(torch.zeros(5, 4), np.array([2, 2]), 0, mixed=np.array(mixed))
+    seen = Activations(torch.zeros(5, 4), np.array([2, 2]), 0, mixed_row_counts=np.array(mixed))
     with pytest.raises(BadUpload):
         frames.decode(frames.encode(seen))
-    good = replace(seen, mixed=np.array([2, 3]))
+    good = replace(seen, mixed_row_counts=np.array([2, 3]))
     again = frames.decode(frames.encode(good))
-    assert again.mixed is not None and again.mixed.tolist() == [2, 3]
+    assert again.mixed_row_counts is not None and again.mixed_row_counts.tolist() == [2, 3]
 
 
 def test_no_layer_above_the_cut_is_refused(bert: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from milkglass.errors import UsageError
 from milkglass.metrics import glue, text
-from milkglass.metrics.interval import resample
+from milkglass.metrics.interval import bootstrap
 
 TRUTH = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
 GUESS = np.array([1, 1, 1, 0, 1, 0, 0, 0, 0, 0])  # 3 hits, 1 missed, 1 false alarm, 5 rightly left
@@ -111,7 +111,7 @@ def test_the_order_of_examples_is_nothing_and_lengths_must_agree(name: str) -> N
 
 def test_a_mean_has_the_normal_interval() -> None:
     values = np.random.default_rng(4).normal(3, 2, 500)
-    found = resample(lambda counts: counts @ values / counts.sum(1), 500, rng())
+    found = bootstrap(lambda counts: counts @ values / counts.sum(1), 500, rng())
     assert found.value == pytest.approx(values.mean())
     assert found.high - found.low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(500), rel=0.1)
 

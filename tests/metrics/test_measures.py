@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from milkglass.metrics import interval, recovery
-from milkglass.metrics.interval import ratio, share
+from milkglass.metrics.interval import proportion, ratio
 from milkglass.metrics.text import MEASURES, similarity_scores
 from milkglass.sequences import Sequences
 
 
 def test_an_interval_of_a_share_is_the_binomial_one() -> None:
     hits = np.arange(400) < 100
-    found = share(hits, np.random.default_rng(0))
+    found = proportion(hits, np.random.default_rng(0))
     spread = 1.96 * math.sqrt(0.25 * 0.75 / 400)
     assert found.value == 0.25
     assert found.low == pytest.approx(0.25 - spread, abs=0.01)
@@ -61,7 +61,7 @@ def test_many_units_are_dealt_out_and_the_interval_is_the_formulas(order: str, m
 def test_nothing_to_count_is_not_a_zero() -> None:
     found = ratio(np.zeros(3), np.zeros(3), np.random.default_rng(0))
     assert math.isnan(found.value)
-    assert math.isnan(share(np.zeros(0, np.bool_), np.random.default_rng(0)).value)
+    assert math.isnan(proportion(np.zeros(0, np.bool_), np.random.default_rng(0)).value)
 
 
 def test_likeness_of_texts() -> None:
@@ -119,7 +119,7 @@ def test_the_words_that_are_named_for_every_text_are_those_that_most_texts_have(
 
 
 def test_an_interval_around_nothing_or_everything_has_a_width() -> None:
-    nothing = share(np.zeros(30, np.bool_), np.random.default_rng(0))
+    nothing = proportion(np.zeros(30, np.bool_), np.random.default_rng(0))
     assert (nothing.value, nothing.low) == (0, 0)
     assert nothing.high == pytest.approx(1 - 0.025 ** (1 / 30))
     everything = ratio(np.ones(30), np.ones(30), np.random.default_rng(0))

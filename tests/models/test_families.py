@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.key import Key
-from milkglass.client.layout import tokenizer_digest
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of, family_of

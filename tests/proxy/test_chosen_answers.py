@@ -15,12 +15,12 @@ from milkglass.client.codec import spelling
 from milkglass.client.codec.codec import Codec
 from milkglass.client.codec.spelling import ALLOWED_PLACE_COUNT, misspelt_runs
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
 from milkglass.client.results import Answer, Conversation
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.engines.engine import IdsChunk, IdsRequest
 from milkglass.models.resolve import resolve_model
 from milkglass.proxy.answer_memory import AnswerMemory
-from milkglass.proxy.text.calls import count_letter_escapes
+from milkglass.proxy.text.calls import count_needless_escapes
 from tests.proxy.test_bodies import Asking
 
 WORDS = [
@@ -215,8 +215,8 @@ def test_a_call_that_escapes_plain_letters_is_ended(model: Plain, kind: str, str
 
 
 def test_escapes_that_programs_write_are_none(model: Plain) -> None:
-    assert count_letter_escapes(r'{"a": "\u0026\u003c\u0022\u005c\n\/\u00e9\u007f\u20ac \\u0061 \ud83d\ude00"}') == 0
-    assert count_letter_escapes(r'{"\u0061": "\u007E\\\u0020"}') == 3
+    assert count_needless_escapes(r'{"a": "\u0026\u003c\u0022\u005c\n\/\u00e9\u007f\u20ac \\u0061 \ud83d\ude00"}') == 0
+    assert count_needless_escapes(r'{"\u0061": "\u007E\\\u0020"}') == 3
     said = {"text": "naïve 日本 <a href='x'>\n\t& \\u0061 \\u0062" * 9}
     for arguments in (json.dumps(said), json.dumps(json.dumps(said)), json.dumps(said, ensure_ascii=False)):
         asking = Chosen(model, model.own(a_call(arguments)))

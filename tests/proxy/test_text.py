@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.engines.engine import IdLogprob
 from milkglass.errors import UsageError
 from milkglass.models.resolve import resolve_model

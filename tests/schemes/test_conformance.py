@@ -161,7 +161,7 @@ def test_a_transcript_holds_what_really_crosses(case: Case, tmp_path: Path) -> N
     could = _named(case.key, codec.encode(lines).ids)
     (tokens,), (weights,) = seen.all(Tokens), seen.all(Weights)
     assert tokens.ids and _named(case.key, list(tokens.ids)) <= could
-    assert seen.size == len(case.key.sigma) > int(tokens.ids.ids.max())
+    assert seen.vocab_size == len(case.key.sigma) > int(tokens.ids.ids.max())
     written = Checkpoint.open(case.out)
     assert set(weights.model.tensors) == set(written.tensors)
     for name in written.tensors:

@@ -26,7 +26,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import family_of
 from milkglass.server import training
 from milkglass.server.jobs import trainer
-from milkglass.server.spec import Hyperparameters, JobSpec, Status, hyperparameters_of
+from milkglass.server.spec import Hyperparameters, JobSpec, Status, checked_settings
 from tests import tiny
 from tests.server.kit import rows_file
 
@@ -410,7 +410,7 @@ def test_why_a_job_failed_is_one_line(tmp_path: Path) -> None:
 )
 def test_a_bad_hyperparameter_is_named_with_its_limit(requested: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        hyperparameters_of(requested)
+        checked_settings(requested)
     assert caught.value.message.startswith(message)
     assert caught.value.hint
 

@@ -24,7 +24,7 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.data.marked_rows import parquet_tensors, write_tensors
 from milkglass.client.data.training_rows import write_parquet
 from milkglass.client.key.key import Key, KeyInfo
-from milkglass.client.layout import tokenizer_digest
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import BadUpload
 from milkglass.rows.labels import Scale
 from milkglass.server import spec
@@ -135,7 +135,7 @@ def test_a_refusal_at_complete_leaves_nothing_to_be_repeated(tmp_path: Path) -> 
         assert not [path for room in ("uploads", "files", "work") for path in (home / room).iterdir()]
 
 
-@pytest.mark.parametrize(("limit", "value"), [("MAX_ROW_IDS", 39), ("MAX_IDS", 639)])
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ROW_IDS", 39), ("MAX_FILE_IDS", 639)])
 def test_limits_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int) -> None:
     path = tmp_path / "t"
     path.write_bytes(rows_file([[1]] * 300 + [[1] * 40] + [[1]] * 300, [0] * 601))
@@ -197,7 +197,7 @@ def test_damaged_files_are_refused_or_safe_to_train_with(tmp_path: Path) -> None
             continue
         ends["taken"] += 1
         rows = TrainingRows.open(path)
-        task: Any = {"labels": "classification", "scores": "regression", "token_labels": "causal-lm"}[rows.label]
+        task: Any = {"labels": "classification", "scores": "regression", "token_labels": "causal-lm"}[rows.label_tensor]
         dataset = TrainingDataset(path, task, 8)
         taken = [dataset[row] for row in range(len(dataset))]
         assert len(taken) == about.rows and all(1 <= len(one["input_ids"]) <= 8 for one in taken)

@@ -55,7 +55,7 @@ def opened(folder: Path, index: bytes, held: dict[str, bytes]) -> str:
         found = transcript_file.load(folder)
     except MilkglassError as error:
         return type(error).__name__
-    assert all(int(one.ids.ids.max(initial=0)) < found.size for one in found.observations)  # type: ignore[attr-defined]
+    assert all(int(one.ids.ids.max(initial=0)) < found.vocab_size for one in found.observations)  # type: ignore[attr-defined]
     return "read"
 
 

@@ -31,7 +31,7 @@ class Solver(Attack):
         """Returns the public ids for which each scrambled id can stand, and how likely each is."""
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        return guess_by_rank(self.learn(transcript, knowledge, budget, rng), transcript.size)
+        return guess_by_rank(self.learn(transcript, knowledge, budget, rng), transcript.vocab_size)
 
 
 def guess_by_rank(candidates: Candidates, size: int, k: int = 10) -> Guess:

@@ -1,6 +1,6 @@
-"""Makes and checks what the hardware of an ACI service signs (aci/1, sections 3 and 4).
+"""Makes and checks the statement that the hardware of an Attested Confidential Inference (ACI) service signs.
 
-The hardware signs a statement on a keyset, which lists the TLS keys of the service:
+See aci/1, sections 3 and 4. The statement is on a keyset, which lists the TLS keys of the service:
 
     report_data = SHA-256 of {"keyset_digest", "nonce", "purpose"}, and 32 zero bytes
 

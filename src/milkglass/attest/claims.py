@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 State = Literal["affirming", "warning", "contraindicated", "none"]
 Source = Literal["hardware proves", "vendor states", "operator states", "not checked"]
-Kind = Literal["sev-snp", "tdx", "sgx", "software"]
+HardwareKind = Literal["sev-snp", "tdx", "sgx", "software"]
 
 FORGEABLE_WEAKNESS = "milan"  # the name of the weakness of a processor whose reports anyone can forge
 DEBUG_WEAKNESS = "debug"  # the name of the weakness of a machine whose memory its host can read and write
@@ -105,7 +105,7 @@ class VerifiedMachine:
         claims: the claims of the verdict.
     """
 
-    kind: Kind
+    kind: HardwareKind
     product: str
     report_data: bytes
     measurements: Mapping[str, str]

@@ -25,7 +25,15 @@ from datetime import UTC, datetime
 from typing import Literal, Self, get_args
 
 from milkglass.attest import aci, intel, nvidia, sev_snp
-from milkglass.attest.claims import Claim, Kind, VerifiedGpu, VerifiedMachine, proven_claim, unchecked_claim, weak_claim
+from milkglass.attest.claims import (
+    Claim,
+    HardwareKind,
+    VerifiedGpu,
+    VerifiedMachine,
+    proven_claim,
+    unchecked_claim,
+    weak_claim,
+)
 from milkglass.errors import AttestationError
 
 BindingForm = Literal["milkglass", "tinfoil", "aci", "none"]
@@ -55,7 +63,7 @@ class HardwareEvidence:
         recorded: when the evidence was recorded, such as "2026-11-26T12:00:00Z"; "" if that is not known.
     """
 
-    kind: Kind
+    kind: HardwareKind
     raw: bytes
     collateral: Mapping[str, bytes] = field(default_factory=dict)
     form: BindingForm = "none"
@@ -83,13 +91,13 @@ class HardwareEvidence:
             lists = {name: list(raw.get(name, [])) for name in MAX_ENTRIES}
             if long_list := next((name for name, items in lists.items() if len(items) > MAX_ENTRIES[name]), None):
                 raise AttestationError("size", f"evidence with more than {MAX_ENTRIES[long_list]} {long_list}")
-            if raw["kind"] not in get_args(Kind) or raw.get("form", "none") not in get_args(BindingForm):
+            if raw["kind"] not in get_args(HardwareKind) or raw.get("form", "none") not in get_args(BindingForm):
                 raise AttestationError("kind", "the evidence is of an unknown kind or form")
             return cls(
                 raw["kind"], _from_base64(raw["evidence"]),
                 {str(name): _from_base64(value) for name, value in raw.get("collateral", {}).items()},
                 raw.get("form", "none"), bytes.fromhex(raw.get("spki", "")), bytes.fromhex(raw.get("nonce", "")),
-                tuple(nvidia.decode_entry(gpu) for gpu in lists["gpus"]),
+                tuple(nvidia.decode_gpu_evidence(gpu) for gpu in lists["gpus"]),
                 tuple(map(_from_base64, lists["references"])), tuple(map(_from_base64, lists["gpu_revocation"])),
                 _from_base64(raw.get("sealing", "")), _from_base64(raw.get("keyset", "")),
                 str(raw.get("host", "")), _normalise_time(raw.get("recorded", "")),

@@ -24,7 +24,7 @@ from cryptography.x509 import ocsp
 from milkglass.attest import rim, sev_snp
 from milkglass.attest.chains import parse_certificates
 from milkglass.attest.evidence import HardwareEvidence
-from milkglass.attest.nvidia import AUTHORITY_INDEX, DRIVER_FIELD, Measurements, chip_of
+from milkglass.attest.nvidia import DRIVER_FIELD, FIRST_REVOCABLE_INDEX, SignedMeasurements, chip_of
 from milkglass.errors import AttestationError, Unreachable
 
 MAX_FILE_BYTES, TIMEOUT_SECONDS = 4 << 20, 60.0
@@ -78,9 +78,9 @@ def manifest_names(raw: bytes, chip: str) -> dict[str, str]:
         raw: the GPU's evidence.
         chip: the chip's name, such as "GH100".
     """
-    measurements = Measurements.parse(raw)
+    measurements = SignedMeasurements.parse(raw)
     parts = [measurements.text(field_type) for field_type in (PROJECT_FIELD, PROJECT_SKU_FIELD, CHIP_SKU_FIELD)]
-    vbios = "_".join([*parts, measurements.vbios.replace(".", "")])
+    vbios = "_".join([*parts, measurements.vbios_version.replace(".", "")])
     return {
         "rim-driver": f"NV_GPU_DRIVER_{chip}_{measurements.text(DRIVER_FIELD)}",
         "rim-vbios": f"NV_GPU_VBIOS_{vbios.upper()}",
@@ -121,7 +121,7 @@ async def fetch_collateral(
             files["intel.json"] = await _intel_collateral(evidence.raw)
         for number, (raw, pem) in enumerate(evidence.gpus):
             gpu_chain = parse_certificates(pem, "a GPU's chain")
-            chains = [("", gpu_chain[AUTHORITY_INDEX:])]
+            chains = [("", gpu_chain[FIRST_REVOCABLE_INDEX:])]
             for file, name in manifest_names(raw, chip_of(gpu_chain)).items():
                 answer = await _download(client, f"{services.nvidia_rim}/v1/rim/{name}")
                 manifest = files[f"{file}-{number}.xml"] = _manifest(answer)

@@ -1,17 +1,17 @@
-"""Verifies the evidence of NVIDIA GPUs: a request for measurements with its signed answer, and certificates.
+"""Verifies the evidence of NVIDIA GPUs: a request for measurements with its signed response, and certificates.
 
     DMTF DSP0274 (SPDM) 1.1, GET_MEASUREMENTS and MEASUREMENTS
     request 37    version, code, parameters, nonce at 4..35, slot
-    answer        version, code, parameters, number of blocks, u24 length, blocks, nonce 32, u16 length, opaque data,
-                  signature 96 (ECDSA P-384 over request and answer, big-endian)
+    response      version, code, parameters, number of blocks, u24 length, blocks, nonce 32, u16 length, opaque data,
+                  signature 96 (ECDSA P-384 over request and response, big-endian)
     block         index, kind 1, u16 size, type, u16 size, value
     opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
 
-The chain of certificates must end at NVIDIA's root. Below the root and one more authority of NVIDIA's stands the
-authority that certified this chip. Its name tells a GPU from a switch and one architecture from another: the labels
-that NVIDIA's tools write beside evidence are not read. The leaf names the firmware that holds its key, as the answer
-does. rim.py reads the reference values. NVIDIA publishes the revocation status of the authorities above the leaf and of
-the signers of reference values, but not of the leaf, which the GPU's firmware makes for itself.
+The chain of certificates must end at NVIDIA's root. The third certificate from the root belongs to the authority that
+certified this chip. The authority's name says whether the device is a GPU or a switch, and of which architecture.
+Labels that NVIDIA's tools write beside evidence are not read. The leaf names the firmware that holds its key, as the
+response does. rim.py reads the reference values. NVIDIA publishes the revocation status of the authorities above the
+leaf and of the signers of reference values, but not of the leaf, which the GPU's firmware makes for itself.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from milkglass.errors import AttestationError
 # SHA-256 of the SPKI of NVIDIA's root
 ROOT_SPKI_DIGEST = "a90c4eb5acfd3e3d03a25db6a26b84f720ad0503196c627c21ddd48dd85b06a4"
 REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
-GET_MEASUREMENTS, MEASUREMENTS, SPDM_VERSION = 0xE0, 0x60, 0x11
+GET_MEASUREMENTS_CODE, MEASUREMENTS_CODE, SPDM_VERSION = 0xE0, 0x60, 0x11
 MAX_EVIDENCE_BYTES, MAX_GPUS = 64 << 10, 64
 DRIVER_FIELD, VBIOS_FIELD, FWID_FIELD, PPCIE_FIELD, FEATURES_FIELD = 3, 6, 20, 21, 36  # types of opaque data
 # TCG DICE: the extensions in which Hopper's and Blackwell's certificates name the firmware that holds the leaf's key
@@ -50,17 +50,17 @@ DICE_OIDS = (x509.ObjectIdentifier("2.23.133.5.4.1"), x509.ObjectIdentifier("2.2
 ARCHITECTURES = {"GH100": "HOPPER", "GB100": "BLACKWELL"}  # by the chip's name
 CHIP_AUTHORITY_PATTERN = re.compile(r"NVIDIA (\w+) Provisioner ICA \d+")
 MODE_BY_FLAG = {0: "spt", 1: "mpt", 2: "ppcie"}  # the mode (`VerifiedGpu.mode`) by the value of the feature flag
-AUTHORITY_INDEX = 1  # the index of the first certificate in a chain that NVIDIA's OCSP service knows
+FIRST_REVOCABLE_INDEX = 1  # the index of the first certificate in a chain that NVIDIA's OCSP service knows
 PPCIE_ENABLED = 0xAA  # a value of the field for protected PCIe; older drivers give no feature flag
 
 
 @dataclass(frozen=True)
-class Measurements:
-    """Holds a GPU's answer to a request for measurements.
+class SignedMeasurements:
+    """Holds what a GPU signed in answer to a request for measurements.
 
     Attributes:
         nonce: the 32 bytes of the request's nonce.
-        signed_bytes: the request and the answer without its signature.
+        signed_bytes: the request and the response without its signature.
         signature: the signature (r, s) of these bytes, 48 bytes each, big-endian.
         blocks: the measurements, by index from 1.
         opaque_fields: the values of the other fields that the GPU states, by type.
@@ -74,24 +74,24 @@ class Measurements:
 
     @classmethod
     def parse(cls, exchange: bytes) -> Self:
-        """Parses a request and its answer. Raises AttestationError for anything else, also for trailing bytes."""
+        """Parses a request and its response. Raises AttestationError for anything else, also for trailing bytes."""
         if not REQUEST_BYTES + SIGNATURE_BYTES < len(exchange) <= MAX_EVIDENCE_BYTES:
             raise AttestationError(
                 "size", f"a GPU's evidence has {len(exchange):,} bytes of at most {MAX_EVIDENCE_BYTES:,}"
             )
-        answer = exchange[REQUEST_BYTES:]
-        codes = (exchange[0], exchange[1], answer[0], answer[1])
-        if codes != (SPDM_VERSION, GET_MEASUREMENTS, SPDM_VERSION, MEASUREMENTS):
-            raise AttestationError("evidence", "a GPU's evidence is no request and answer of SPDM 1.1")
+        response = exchange[REQUEST_BYTES:]
+        codes = (exchange[0], exchange[1], response[0], response[1])
+        if codes != (SPDM_VERSION, GET_MEASUREMENTS_CODE, SPDM_VERSION, MEASUREMENTS_CODE):
+            raise AttestationError("evidence", "a GPU's evidence is no request and response of SPDM 1.1")
         try:
-            count, length = answer[4], int.from_bytes(answer[5:8], "little")
+            count, length = response[4], int.from_bytes(response[5:8], "little")
             start = 8 + length + NONCE_BYTES + 2  # where the opaque data begin
-            (size,) = struct.unpack_from("<H", answer, start - 2)
-            blocks = _parse_blocks(answer[8 : 8 + length])
-            opaque_fields = _parse_opaque_fields(answer[start : start + size])
+            (size,) = struct.unpack_from("<H", response, start - 2)
+            blocks = _parse_blocks(response[8 : 8 + length])
+            opaque_fields = _parse_opaque_fields(response[start : start + size])
         except (struct.error, IndexError):
             raise AttestationError("evidence", "a GPU's evidence is cut off") from None
-        excess = len(answer) - (start + size + SIGNATURE_BYTES)
+        excess = len(response) - (start + size + SIGNATURE_BYTES)
         if excess < 0:
             raise AttestationError("evidence", "a GPU's evidence is cut off")
         if excess:
@@ -112,7 +112,7 @@ class Measurements:
         return text if text.isprintable() else ""
 
     @property
-    def vbios(self) -> str:
+    def vbios_version(self) -> str:
         """Returns the VBIOS's version as NVIDIA writes it, such as "96.00.5E.00.01", or "" if there is none."""
         version_bytes = self.opaque_fields.get(VBIOS_FIELD, b"")
         if len(version_bytes) < 5:
@@ -147,7 +147,7 @@ def _parse_opaque_fields(field_bytes: bytes) -> dict[int, bytes]:
     return fields
 
 
-def decode_entry(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
+def decode_gpu_evidence(entry: Mapping[str, Any]) -> tuple[bytes, bytes]:
     """Decodes the evidence and the certificates of a GPU from an entry as NVIDIA's tools write it.
 
     Args:
@@ -169,24 +169,28 @@ def verify(
     evidence: bytes,
     chain_pem: bytes,
     nonce: bytes | None,
-    references: Sequence[bytes],
+    manifests: Sequence[bytes],
     revocation_files: Sequence[bytes],
     now: datetime,
 ) -> VerifiedGpu:
     """Verifies a GPU's evidence.
 
     Args:
-        evidence: the bytes of a request for measurements, and of the GPU's answer.
+        evidence: the bytes of a request for measurements, and of the GPU's response.
         chain_pem: the GPU's certificates in PEM, leaf first.
-        nonce: the nonce to which the GPU must have answered. None: any; the caller must say that it is not fresh.
-        references: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
+        nonce: the nonce to which the GPU must have answered. None: any nonce is accepted, and the
+            caller must report that the evidence may be old.
+        manifests: reference manifests (RIM) of driver and VBIOS in XML; those of other versions are left out.
         revocation_files: revocation lists and OCSP responses.
         now: the time at which certificates, manifests and revocation files must be valid.
+
+    Returns:
+        The device, its versions and mode, and claims on what is proven, what is weak, and what was not checked.
 
     Raises:
         AttestationError: the evidence does not verify. The error names the first fault.
     """
-    measurements = Measurements.parse(evidence)
+    measurements = SignedMeasurements.parse(evidence)
     chain = parse_certificates(chain_pem, "a GPU's chain")
     require_chain(chain, ROOT_SPKI_DIGEST, now, "a GPU")
     chip = chip_of(chain)
@@ -199,9 +203,9 @@ def verify(
     if nonce is not None and measurements.nonce != nonce:
         raise AttestationError("nonce", "a GPU answered to another nonce")
     _require_firmware(measurements, leaf)
-    is_current = require_not_revoked(chain, revocation_files, now, "a GPU", AUTHORITY_INDEX)
+    is_current = require_not_revoked(chain, revocation_files, now, "a GPU", FIRST_REVOCABLE_INDEX)
     architecture, device_id = ARCHITECTURES[chip], spki_digest_of(leaf).hex()
-    driver, vbios = measurements.text(DRIVER_FIELD), measurements.vbios
+    driver, vbios = measurements.text(DRIVER_FIELD), measurements.vbios_version
     claims = [
         proven_claim("gpu", f"a device of NVIDIA's, driver {driver}, VBIOS {vbios}, device {device_id[:16]}..."),
         Claim("architecture", "affirming", "vendor states", f"NVIDIA certified it as a {chip} ({architecture})"),
@@ -209,7 +213,7 @@ def verify(
             "gpu-binding", "this GPU is bound to the machine by its measured software alone: evidence can be relayed "
             "if that code is wrong", "relayable-gpu", "operator states",
         ),
-        *_reference_claims(measurements, chip, references, revocation_files, now),
+        *_reference_claims(measurements, chip, manifests, revocation_files, now),
         *_revocation_claims(is_current),
     ]  # fmt: skip
     text = (
@@ -242,7 +246,7 @@ def chip_of(chain: Sequence[x509.Certificate]) -> str:
     raise AttestationError("architecture", "a GPU's chain does not name the chip that NVIDIA certified")
 
 
-def _mode(measurements: Measurements) -> str:
+def _mode(measurements: SignedMeasurements) -> str:
     """Returns the mode that a GPU states (`VerifiedGpu.mode`), or "" if it states none."""
     if FEATURES_FIELD in measurements.opaque_fields:
         return MODE_BY_FLAG.get(int.from_bytes(measurements.opaque_fields[FEATURES_FIELD], "little"), "")
@@ -251,10 +255,10 @@ def _mode(measurements: Measurements) -> str:
     return ""
 
 
-def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> None:
+def _require_firmware(measurements: SignedMeasurements, leaf: x509.Certificate) -> None:
     """Raises AttestationError if the firmware that answered is not the one that the leaf's certificate names.
 
-    Nothing is compared where one of them is not named.
+    Nothing is compared if the GPU or the certificate names no firmware.
     """
     firmware_id = measurements.opaque_fields.get(FWID_FIELD, b"")
     extensions = [
@@ -267,7 +271,11 @@ def _require_firmware(measurements: Measurements, leaf: x509.Certificate) -> Non
 
 
 def _reference_claims(
-    measurements: Measurements, chip: str, references: Sequence[bytes], revocation_files: Sequence[bytes], now: datetime
+    measurements: SignedMeasurements,
+    chip: str,
+    manifests: Sequence[bytes],
+    revocation_files: Sequence[bytes],
+    now: datetime,
 ) -> list[Claim]:
     """Compares a GPU's measurements with the reference values of its driver and its VBIOS.
 
@@ -280,10 +288,10 @@ def _reference_claims(
     Raises:
         AttestationError: a measurement differs, or a manifest does not verify.
     """
-    versions = {"driver": measurements.text(DRIVER_FIELD), "VBIOS": measurements.vbios}
+    versions = {"driver": measurements.text(DRIVER_FIELD), "VBIOS": measurements.vbios_version}
     claim_of_component, expired = dict[str, Claim](), dict[str, AttestationError]()
     are_signers_checked = True
-    for manifest in references:
+    for manifest in manifests:
         stated_chip, stated_version = rim.read_chip_and_version(manifest)
         component = next((name for name, version in versions.items() if version and version == stated_version), None)
         if component is None or stated_chip != chip:
@@ -342,7 +350,7 @@ def _revocation_claims(is_current: bool) -> list[Claim]:
 
 
 def require_distinct(gpus: Sequence[VerifiedGpu]) -> None:
-    """Raises AttestationError if one GPU answers twice, or there are too many."""
+    """Raises AttestationError if one GPU answers twice, or more than MAX_GPUS answer."""
     if len(gpus) > MAX_GPUS:
         raise AttestationError("size", f"evidence of {len(gpus)} GPUs, at most {MAX_GPUS} are read")
     if len({gpu.device_id for gpu in gpus}) < len(gpus):

@@ -1,7 +1,9 @@
-"""Reads evidence in the forms in which servers give it: Milkglass's document, Tinfoil's, and the report of ACI.
+"""Reads evidence in the formats in which servers give it: Milkglass's document, Tinfoil's, and the report of ACI.
 
+    milkglass  the document that evidence.py parses, asked for with a nonce
     tinfoil    {"format": URL, "body": BASE64 of gzip of a report}; the first half of the report data is SHA-256 of the
-               SPKI; there is no nonce (tinfoilsh/tinfoil-python, src/tinfoil/attestation)
+               SubjectPublicKeyInfo (SPKI) of the server's certificate; there is no nonce (tinfoilsh/tinfoil-python,
+               src/tinfoil/attestation)
     aci        Attested Confidential Inference, aci/1 (Dstack-TEE/private-ai-gateway, spec/aci.md, sections 3 and 4):
                the report data sign a keyset, which lists the SPKI of each name (aci.py)
 
@@ -20,20 +22,20 @@ from datetime import datetime
 from typing import Any
 
 from milkglass.attest.aci import canonical_json
-from milkglass.attest.claims import Kind
+from milkglass.attest.claims import HardwareKind
 from milkglass.attest.evidence import HardwareEvidence
 from milkglass.errors import AttestationError
 
 MAX_UNPACKED_BYTES = 64 << 10
-TINFOIL_KINDS: Mapping[str, Kind] = {
+TINFOIL_KINDS: Mapping[str, HardwareKind] = {
     "https://tinfoil.sh/predicate/sev-snp-guest/v2": "sev-snp",
     "https://tinfoil.sh/predicate/tdx-guest/v2": "tdx",
 }
-ACI_KINDS: Mapping[str, Kind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
+ACI_KINDS: Mapping[str, HardwareKind] = {"tdx": "tdx", "sev_snp": "sev-snp"}
 
 EVIDENCE_PATH = "/.well-known/milkglass-attestation"  # where a Milkglass server gives its evidence
 
-ReadDocument = Callable[[bytes, bytes, bytes, str, datetime], HardwareEvidence]
+EvidenceReader = Callable[[bytes, bytes, bytes, str, datetime], HardwareEvidence]
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,20 @@ class Provider:
     """
 
     path: str
-    read: ReadDocument
+    read: EvidenceReader
 
 
 def read_milkglass(document: bytes, spki_digest: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
-    """Reads the document of a Milkglass server."""
+    """Reads the document of a Milkglass server. Raises AttestationError if it is not one."""
     return HardwareEvidence.parse(document)
 
 
 def read_tinfoil(document: bytes, spki_digest: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
     """Reads Tinfoil's document, whose evidence is bound to the connection's key and to no nonce.
 
-    Raises AttestationError.
+    Raises:
+        AttestationError: the document is no JSON object, its format is not supported, or its body cannot be read or is
+            too long.
     """
     fields = _parse_object(document)
     hardware_kind = TINFOIL_KINDS.get(str(fields.get("format")))
@@ -78,7 +82,8 @@ def read_tinfoil(document: bytes, spki_digest: bytes, nonce: bytes, host: str, n
 def read_aci(document: bytes, spki_digest: bytes, nonce: bytes, host: str, now: datetime) -> HardwareEvidence:
     """Reads a report of ACI. `evidence.verify` checks whether its keyset lists the connection's key.
 
-    Raises AttestationError.
+    Raises:
+        AttestationError: the document is no report of aci/1, its TEE is not supported, or it has no quote in hex.
     """
     fields = _parse_object(document)
     report, version = fields.get("attestation"), fields.get("api_version")

@@ -57,7 +57,7 @@ NO_MIGRATION_AGENT = (bytes(32), b"\xff" * 32)  # the values of REPORT_ID_MA of 
 SIGNED_BY_VCEK, SIGNED_BY_VLEK = 0, 1  # values of SIGNING_KEY
 MAX_VMPL = 3  # the highest level of a guest; a report that the host asked for has 0xffffffff
 MAX_FILES = {"key": 16, "chain": 8}  # the most files of each name: each pair of them costs time
-AUTHORITY_INDEX = 1  # the index of the first certificate in a chain that AMD's revocation lists are about
+FIRST_REVOCABLE_INDEX = 1  # the index of the first certificate in a chain that AMD's revocation lists are about
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def verify(raw: bytes, collateral: Mapping[str, bytes], now: datetime) -> Verifi
         raise AttestationError("signature", f"the report is signed by key {report.signing_key}, neither VCEK nor VLEK")
     chain, product, tcb = _find_signers(report, collateral, now)
     revocation_files = [value for name, value in collateral.items() if name.startswith("crl")]
-    is_list_current = require_not_revoked(chain, revocation_files, now, "the processor", AUTHORITY_INDEX)
+    is_list_current = require_not_revoked(chain, revocation_files, now, "the processor", FIRST_REVOCABLE_INDEX)
     return VerifiedMachine(
         "sev-snp", product, report.report_data, {"launch": report.measurement.hex()},
         report.chip_id.hex() if any(report.chip_id) else "", tcb, "",

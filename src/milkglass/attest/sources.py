@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from milkglass.attest.claims import Kind
+from milkglass.attest.claims import HardwareKind
 from milkglass.attest.evidence import SOFTWARE_PREFIX, HardwareEvidence, gpu_nonce, report_data
 from milkglass.attest.nvidia import gpu_evidence_digest
 from milkglass.errors import AttestationError, UsageError
 
 TSM_FOLDER = Path("/sys/kernel/config/tsm/report")
-TSM_PROVIDERS: Mapping[str, Kind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
+TSM_PROVIDERS: Mapping[str, HardwareKind] = {"sev_guest": "sev-snp", "tdx_guest": "tdx"}
 MAX_ATTEMPTS, PAUSE_SECONDS = 5, 0.2  # attempts to get a report that no other program disturbs, and pauses between them
 # The names of entries in AMD's table of certificates (GHCB specification 56421, section 4.1.8.1). The bytes of their
 # GUIDs are in the order of the text, as uuid_parse writes them (AMDESE/sev-guest, src/cert-table.c; go-sev-guest,
@@ -51,7 +51,7 @@ GpuEvidence = tuple[bytes, bytes]  # the evidence of a GPU, and its certificates
 class Hardware(Protocol):
     """Signs 64 bytes for the software that asks."""
 
-    def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, signed_data: bytes) -> tuple[HardwareKind, bytes, dict[str, bytes]]:
         """Returns the technology, a report or quote over 64 bytes, and the collateral that came with it, by name.
 
         Raises AttestationError.
@@ -62,7 +62,7 @@ class Hardware(Protocol):
 class Software:
     """Stands in for hardware in tests and trials. Nobody signs its reports."""
 
-    def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, signed_data: bytes) -> tuple[HardwareKind, bytes, dict[str, bytes]]:
         return "software", SOFTWARE_PREFIX + signed_data, {}
 
 
@@ -72,7 +72,7 @@ class Tsm:
 
     folder: Path = TSM_FOLDER
 
-    def report(self, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]]:
+    def report(self, signed_data: bytes) -> tuple[HardwareKind, bytes, dict[str, bytes]]:
         for attempt in range(MAX_ATTEMPTS):
             entry = self.folder / f"milkglass-{secrets.token_hex(8)}"
             try:
@@ -92,7 +92,7 @@ class Tsm:
             time.sleep(PAUSE_SECONDS)
         raise AttestationError("hardware", "another program changed every request for a report", "try again")
 
-    def _read_report(self, entry: Path, signed_data: bytes) -> tuple[Kind, bytes, dict[str, bytes]] | None:
+    def _read_report(self, entry: Path, signed_data: bytes) -> tuple[HardwareKind, bytes, dict[str, bytes]] | None:
         """Returns the answer to one request in its folder, or None if another program wrote to the request.
 
         Raises AttestationError for an unknown maker.

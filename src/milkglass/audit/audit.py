@@ -75,7 +75,7 @@ def audit(
         text_count=len(sent),
         token_count=len(sent.ids),
         public_tokens={name: len(corpus_.ids) for name, corpus_ in corpora.items()},
-        vocab_size=scene.transcript.size,
+        vocab_size=scene.transcript.vocab_size,
         seconds=time.monotonic() - started,
         verdict=verdict(best, words_of_adversaries, audit_run.results, words_of(scene).crosses, floors),
         level=level(best, audit_run.results, floors),
@@ -153,7 +153,7 @@ def reading_curve(
     if best is None or "corpus" not in attacks[best.attack].assumes:
         return ()
     points = []
-    rerun_options = RunOptions(counts_min_seconds=False, own_budget=lambda: budget, deadline=clock_deadline)
+    rerun_options = RunOptions(requires_min_seconds=False, next_budget=lambda: budget, deadline=clock_deadline)
     for adversary in reversed(scene.adversaries):
         if adversary.knowledge.corpus is None:
             continue

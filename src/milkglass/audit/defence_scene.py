@@ -155,7 +155,7 @@ def _custom_client_scene(
 def _require_observations(client: Client, observations: Any, original: Sequences) -> None:
     """Raises UsageError if a client does not send observations, or sends states that are not one for each token.
 
-    States that are one for a text, or mixed, say so themselves (`Activations.pooled`, `Activations.mixed`).
+    States that are one for a text, or mixed, say so themselves (`Activations.pooled`, `Activations.mixed_row_counts`).
     """
     name = type(client).__name__
     if not isinstance(observations, tuple | list) or not all(isinstance(part, Observation) for part in observations):
@@ -164,7 +164,7 @@ def _require_observations(client: Client, observations: Any, original: Sequences
             "return a tuple of what crosses, such as (Tokens(ids),)",
         )
     for states in observations:
-        if not isinstance(states, Activations) or states.pooled or states.mixed is not None:
+        if not isinstance(states, Activations) or states.pooled or states.mixed_row_counts is not None:
             continue
         lengths = np.asarray(states.lengths).tolist()
         if lengths != original.lengths.tolist() or len(states.hidden) != sum(lengths):

@@ -38,7 +38,7 @@ def with_first_texts(scene: Scene, token_count: int) -> tuple[Scene, int]:
     indices = np.arange(min(text_count, len(sent)))
     first_texts = sent.select(indices)
     others = tuple(seen for seen in scene.transcript.observations if not isinstance(seen, Tokens | Outputs))
-    transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.size)
+    transcript = Transcript((*others, Tokens(first_texts)), scene.transcript.vocab_size)
     original = None if scene.truth.original is None else scene.truth.original.select(indices)
     truth = replace(scene.truth, sent=first_texts, original=original)
     return replace(scene, transcript=transcript, truth=truth, texts=None), len(first_texts.ids)

@@ -285,9 +285,9 @@ def _transcript(model: Model, private: EncodedTexts, size: int, transcript: Tran
     """
     if transcript is None:
         return Transcript((Weights(model), Tokens(private.scrambled)), size)
-    if transcript.size != size:
+    if transcript.vocab_size != size:
         raise KeyForOtherModel(
-            f"the transcript is of {transcript.size} ids, the key of {size}", "give the key's transcript"
+            f"the transcript is of {transcript.vocab_size} ids, the key of {size}", "give the key's transcript"
         )
     key_ids = {transcript.key_id, *(weights.model.config.get(KEY_ID) for weights in transcript.all(Weights))} - {None}
     if not key_ids:

@@ -113,10 +113,11 @@ class AttackTurn:
 ScheduledAttack = tuple[Adversary, AttackTurn]
 
 
-def turns_of(attacks: Mapping[str, Attack], counts_min_seconds: bool = True) -> list[AttackTurn]:
+def turns_of(attacks: Mapping[str, Attack], requires_min_seconds: bool = True) -> list[AttackTurn]:
     """Returns the turns of attacks that are given by the names of their results."""
     return [
-        AttackTurn(name, attack, attack.min_seconds if counts_min_seconds else 0.0) for name, attack in attacks.items()
+        AttackTurn(name, attack, attack.min_seconds if requires_min_seconds else 0.0)
+        for name, attack in attacks.items()
     ]
 
 
@@ -207,7 +208,7 @@ def estimate(
 
 def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
     """Returns all attacks that apply, in the order of a run, with their estimated seconds."""
-    turns, size, sent = turns_of(attacks), scene.transcript.size, len(scene.truth.tokens.ids)
+    turns, size, sent = turns_of(attacks), scene.transcript.vocab_size, len(scene.truth.tokens.ids)
     steps, pace = list[_Step](), slowness()
     before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
     chain = [(scene.adversaries[0], turn) for turn in turns if turn.is_solver_without_text]

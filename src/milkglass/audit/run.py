@@ -1,9 +1,11 @@
 """Runs every attack by every adversary who can run it, one after the other, within a budget.
 
 Attacks on ids and tables, on hidden states and on gradients all run here. Attacks that undo a scheme itself run first.
-Solvers that need no text follow, each with the candidates of the one before, and their result is given to every attack
-that uses candidates. Then plan.py decides the order. One attack runs at a time, since a budget counts the CPU
-seconds of the whole process. Each result is on disk before the next attack begins, so a stopped run can resume.
+Then come the solvers that need no text, one after the other: a solver (attacks/assignment.py) finds candidates, the
+public ids for which each scrambled id can stand, and starts from the candidates of the solver before it. Every later
+attack that uses candidates gets the result. plan.py decides the order of the rest. One attack runs at a time, since a
+budget counts the CPU seconds of the whole process. Each result is on disk before the next attack begins, so a stopped
+run can resume.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from milkglass.threat.truth import score
 OnResult = Callable[[AttackResult], None]
 ENDED_REASON = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
 # An attack with its own budget is ended after so many times that budget and so many seconds more
-OVERTIME_FACTOR, SPARE_SECONDS = 1.5, 2.0
+OVERTIME_FACTOR, OVERTIME_SECONDS = 1.5, 2.0
 MIN_PLACED_SHARE = 0.01  # candidates that place a smaller share of the ids come from a solver that failed, and mislead
 
 
@@ -41,21 +43,22 @@ class RunOptions:
     """Sets how a run treats its attacks. The defaults are those of an audit.
 
     Attributes:
-        counts_min_seconds: whether an attack's `min_seconds` counts; recipes set their own times.
-        own_budget: returns the next attack's own budget; all attacks then draw from the same seed. None: attacks share
-            the whole budget, and each draws from the seed and its name.
-        deadline: a budget of the clock's seconds; an attack that still runs when it is spent is ended and has no
-            result. None: each attack is waited for.
+        requires_min_seconds: whether an attack begins only if its `min_seconds` are left (plan.py). Recipes set their
+            own times.
+        next_budget: returns the budget of the next attack; all attacks then draw from the same seed. None: attacks
+            share the run's budget, and each draws from the seed and its name.
+        deadline: a budget of wall-clock seconds. An attack that still runs when it is spent is ended and has no result.
+            None: no attack is ended.
         on_begin: receives the title of each attack when it begins.
     """
 
-    counts_min_seconds: bool = True
-    own_budget: Callable[[], Budget] | None = None
+    requires_min_seconds: bool = True
+    next_budget: Callable[[], Budget] | None = None
     deadline: Budget | None = None
     on_begin: Callable[[str], None] = lambda title: None
 
 
-RECIPE_OPTIONS = RunOptions(counts_min_seconds=False)
+RECIPE_OPTIONS = RunOptions(requires_min_seconds=False)
 
 
 def run(
@@ -67,7 +70,7 @@ def run(
     on_result: OnResult = lambda result: None,
     options: RunOptions = RunOptions(),
 ) -> AuditRun:
-    """Runs the attacks of a scene.
+    """Runs every attack of a scene for every adversary. An attack that fails does not end the run.
 
     Args:
         scene: what is attacked.
@@ -77,8 +80,12 @@ def run(
         seed: decides every random draw.
         on_result: is called with each result as soon as it is known.
         options: how the attacks are treated.
+
+    Returns:
+        The results in the order of `attacks`, for each attack in the order of the scene's adversaries, and the
+        candidates that the solvers found.
     """
-    turns = turns_of(attacks, options.counts_min_seconds)
+    turns = turns_of(attacks, options.requires_min_seconds)
     runner = _Runner(scene, store, budget, seed, on_result, options)
     before_chain, after_chain = split_at_chain(scheduled_attacks(scene, turns))
     finished = [runner.run_attack(turn, adversary, _Chain([], None, False)) for adversary, turn in before_chain]
@@ -139,7 +146,7 @@ class _Runner:
             attack, solution, ran_now = self._solve(solver, adversary, candidates, transcript, is_renewed)
             is_renewed = is_renewed or ran_now
             placed_count = 0 if solution is None else sum(len(group.rows) for group in solution.solved_groups)
-            if placed_count and placed_count >= MIN_PLACED_SHARE * self.scene.transcript.size:
+            if placed_count and placed_count >= MIN_PLACED_SHARE * self.scene.transcript.vocab_size:
                 candidates = solution
             finished.append(attack)
         return _Chain(finished, candidates, is_renewed)
@@ -168,7 +175,7 @@ class _Runner:
             solutions.append(solver.learn(transcript, knowledge, budget, rng))
             if self.store is not None:  # before the result: one without the other is done again
                 self.store.write_candidates(turn.name, solutions[0])
-            return guess_by_rank(solutions[0], seen.size)
+            return guess_by_rank(solutions[0], seen.vocab_size)
 
         knowledge = replace(adversary.knowledge, candidates=candidates)
         finished = self._load_stored(turn, adversary) if stored_candidates is not None else None
@@ -184,7 +191,10 @@ class _Runner:
         return stored or self._run_attack(turn, adversary, knowledge, turn.attack)
 
     def _load_stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
-        """Returns the stored result of an earlier run, or None. A budget of work is charged with its seconds."""
+        """Returns the stored result of an earlier run, or None.
+
+        Its seconds are charged to the run's budget, if that counts work.
+        """
         stored = None if self.store is None else self.store.stored_result(turn.file_name(adversary))
         if stored is None:
             return None
@@ -201,7 +211,7 @@ class _Runner:
         make_guess: MakeGuess,
         solutions: Sequence[Candidates] = (),
     ) -> FinishedAttack:
-        """Runs an attack, grades it and stores the result. An error is its result, not the audit's.
+        """Runs an attack, grades it and stores the result. An error becomes the attack's result, and the run goes on.
 
         Args:
             knowledge: what the adversary has besides the transcript.
@@ -235,7 +245,7 @@ class _Runner:
             return FinishedAttack(replace(result, reason=reason))
         self.options.on_begin(turn.attack.title)
         started = budget.clock()
-        attack_seed = [self.seed, *turn.name.encode()] if self.options.own_budget is None else self.seed
+        attack_seed = [self.seed, *turn.name.encode()] if self.options.next_budget is None else self.seed
         try:
             with time_limit(self._deadline(budget)), _seed_torch(budget, attack_seed):
                 guess = make_guess(seen, knowledge, budget, np.random.default_rng(attack_seed))
@@ -256,10 +266,10 @@ class _Runner:
     def _deadline(self, budget: Budget) -> Budget | None:
         """Returns what ends an attack: the run's deadline, or somewhat more than its own budget if it has one."""
         run_deadline = self.options.deadline
-        if run_deadline is None or self.options.own_budget is None:
+        if run_deadline is None or self.options.next_budget is None:
             return run_deadline
         return Budget(
-            min(run_deadline.left(), OVERTIME_FACTOR * budget.left() + SPARE_SECONDS), clock=run_deadline.clock
+            min(run_deadline.left(), OVERTIME_FACTOR * budget.left() + OVERTIME_SECONDS), clock=run_deadline.clock
         )
 
     def _declared_cost(self, turn: AttackTurn, knowledge: Knowledge) -> float:
@@ -267,19 +277,22 @@ class _Runner:
         sent_tokens, corpus = len(self.scene.truth.tokens.ids), knowledge.corpus
         width = 0 if knowledge.public_model is None else knowledge.public_model.width
         all_tokens = sent_tokens + (0 if corpus is None else len(corpus.ids))
-        return turn.attack.cost.seconds(self.scene.transcript.size, width, sent_tokens, all_tokens)
+        return turn.attack.cost.seconds(self.scene.transcript.vocab_size, width, sent_tokens, all_tokens)
 
     def _budget(self, turn: AttackTurn) -> Budget:
         """Returns the attack's own budget, or its share of what is left of the run's."""
-        if self.options.own_budget is not None:
-            return self.options.own_budget()
+        if self.options.next_budget is not None:
+            return self.options.next_budget()
         seconds = turn.share(self.budget.left())
         return Budget(seconds, stopped=self.budget.stopped, clock=self.budget.clock)
 
 
 @contextmanager
 def _seed_torch(budget: Budget, seed: int | list[int]) -> Iterator[None]:
-    """Seeds torch's own generator, from which dropout draws, if the budget counts work: two runs must not differ."""
+    """Seeds torch's own generator, from which dropout draws, if the budget counts work.
+
+    Two such runs then give equal results.
+    """
     if not budget.counts_work:
         yield
         return

@@ -129,12 +129,12 @@ def compare(
     from milkglass.rows.examples import Summary, read_texts
     from milkglass.server.jobs.needs import size_text
     from milkglass.server.settings import bytes_on_disk
-    from milkglass.server.spec import hyperparameters_of
+    from milkglass.server.spec import checked_settings
     from milkglass.system import core_count
     from milkglass.threat.budget import Budget
 
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
-    hyperparameters_of(options, option_of)  # so that a wrong value is reported before anything is read
+    checked_settings(options, option_of)  # so that a wrong value is reported before anything is read
     names = [] if ways is None else [name.strip() for name in ways.split(",")]
     choose_ways(names, quick, everything)
     clock_seconds = Budget.parse(budget).seconds if budget else float("inf")

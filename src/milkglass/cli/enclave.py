@@ -33,7 +33,7 @@ from milkglass.progress import duration_text
 
 if TYPE_CHECKING:
     from milkglass.enclave.enclave import SanitizedPrompt
-    from milkglass.split.decoder.client import DecoderServer, SplitSampling
+    from milkglass.split.decoder.client import DecoderClient, SplitSampling
     from milkglass.split.decoder.generator import SplitGenerator
 
 
@@ -124,25 +124,26 @@ def build(
         enclave_folder.read_texts(corpus)  # so that a corpus that cannot be read is refused before there is a folder
     from milkglass.enclave.attestation import ATTESTED_KIND, NOT_ATTESTED
 
-    server = _decoder_server(url, credentials.for_server(url))
-    decoder_info = server.info()
+    client = _decoder_client(url, credentials.for_server(url))
+    decoder_info = client.info()
     if kind != ATTESTED_KIND:
         note(f"enclave: {kind}. {NOT_ATTESTED}")
     if corpus is None:
         note(NO_CORPUS_NOTE)
     with progress_bars(as_json) as stage:
         built_info, enclave = enclave_folder.build_enclave(
-            out, kind, decoder_info.model, k, server.fetch_package, corpus, stage
+            out, kind, decoder_info.model, k, client.fetch_package, corpus, stage
         )
     document = {
-        "enclave": str(out), "kind": built_info.kind, "attested": enclave.is_attested, "proof": enclave.proof,
-        "measurement": built_info.measurement, "model": built_info.model, "rows": decoder_info.vocabulary,
+        "enclave": str(out), "kind": built_info.kind, "attested": enclave.is_attested,
+        "proof": enclave.attestation_text, "measurement": built_info.measurement, "model": built_info.model,
+        "rows": decoder_info.vocabulary,
         "width": decoder_info.width, "k": k, "sensitive_by": built_info.counted,
     }  # fmt: skip
     token = f" --token-file {shlex.quote(str(credentials.token_file))}" if credentials.token_file else ""
     text = (
         f"enclave of {built_info.model}: {decoder_info.vocabulary:,} rows of width {decoder_info.width}, sealed for "
-        f"{built_info.measurement[:16]}\n{enclave.proof}\n"
+        f"{built_info.measurement[:16]}\n{enclave.attestation_text}\n"
         f"next: milkglass generate 'Your prompt' --split {url} --enclave {shlex.quote(str(out))}{token}"
     )
     emit(as_json, document, lambda: text)
@@ -166,7 +167,7 @@ def verify(
             enclave.attest(measurement.lower())
         table_info = enclave.table_info
         document = {
-            "kind": enclave.kind, "attested": enclave.is_attested, "proof": enclave.proof,
+            "kind": enclave.kind, "attested": enclave.is_attested, "proof": enclave.attestation_text,
             "measurement": enclave.measurement, "model": description.model, "holds": enclave.protections,
             "rows": table_info["rows"], "width": table_info["width"], "rows_per_hour": table_info["per_hour"],
             "burst": table_info["burst"], "hours_to_read_the_table": table_info["hours"],
@@ -253,12 +254,12 @@ def open_split_generator(options: SplitOptions, server_options: ServerOptions) -
     from milkglass.split.decoder.generator import ANSWER_WARNING, SplitGenerator
 
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
-    url, server = str(options.split), None
+    url, client = str(options.split), None
     if options.engine_model is None:
-        server = _decoder_server(url, server_options)
-        decoder_info = server.info()  # before the enclave is started
+        client = _decoder_client(url, server_options)
+        decoder_info = client.info()  # before the enclave is started
     with enclave_folder.open_enclave(options.enclave) as enclave:
-        if server is None:
+        if client is None:
             engine = PromptEmbedsEngine(
                 url,
                 str(options.engine_model),
@@ -268,7 +269,7 @@ def open_split_generator(options: SplitOptions, server_options: ServerOptions) -
             )
             generator = SplitGenerator(enclave, engine, engine.info(enclave.table_info), settings)
         else:
-            generator = SplitGenerator(enclave, server, decoder_info, settings)
+            generator = SplitGenerator(enclave, client, decoder_info, settings)
         note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
@@ -280,19 +281,19 @@ def print_split_answer(
     generator: SplitGenerator, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
 ) -> None:
     """Prints how much of a sanitized prompt is replaced, then the answer as it is generated, or whole as JSON."""
-    unchanged_count = sanitized.private_count - sanitized.changed_count
+    unchanged_count = sanitized.user_token_count - sanitized.replaced_count
     note(
-        f"prompt: {sanitized.token_count} tokens, {sanitized.private_count} of your text: {sanitized.changed_count} of "
-        f"these were replaced, and {unchanged_count} cross as they are. Table and candidates are the provider's: it "
-        "reads these, and may guess others"
+        f"prompt: {sanitized.token_count} tokens, {sanitized.user_token_count} of your text: "
+        f"{sanitized.replaced_count} of these were replaced, and {unchanged_count} cross as they are. "
+        "Table and candidates are the provider's: it reads these, and may guess others"
     )
     answer = print_answer(generator.generate_text(sanitized, sampling), is_shown=not as_json)
     if as_json:
         stream = generator.streams[-1]
         document = {
-            "text": answer, "prompt_tokens": sanitized.token_count, "private_tokens": sanitized.private_count,
-            "replaced_tokens": sanitized.changed_count, "attested": generator.enclave.is_attested,
-            "proof": generator.enclave.proof,
+            "text": answer, "prompt_tokens": sanitized.token_count, "private_tokens": sanitized.user_token_count,
+            "replaced_tokens": sanitized.replaced_count, "attested": generator.enclave.is_attested,
+            "proof": generator.enclave.attestation_text,
             "bytes_sent": stream.sent_bytes, "bytes_received": stream.received_bytes,
         }  # fmt: skip
         say(json_text(document))
@@ -313,7 +314,7 @@ def sanitize_prompt(
     Args:
         generator: the client of the split decoder.
         prompt: the text that is sanitized.
-        system: the system's message, in the chat template.
+        system: the system message, which needs a chat template. None: there is none.
         chat_template: whether the prompt is put into the chat template. None: if the model has one.
         instruction: the beginning of the message, which is not sanitized.
         sampling: how the answer's tokens are drawn.
@@ -347,16 +348,16 @@ def sanitize_prompt(
 def split_sampling(
     max_tokens: int, temperature: float, top_p: float | None, top_k: int | None, seed: int | None
 ) -> SplitSampling:
-    """Returns how tokens are drawn. Without `top_p` and `top_k`, every token may be drawn."""
+    """Returns the sampling settings. Without `top_p` and `top_k`, any token may be drawn."""
     from milkglass.split.decoder.client import SplitSampling
 
     return SplitSampling(max_tokens, temperature, 1.0 if top_p is None else top_p, top_k or 0, seed)
 
 
-def _decoder_server(url: str, options: ServerOptions) -> DecoderServer:
-    """Returns a client of the split server at `url`. It prints to stderr when it tries again."""
+def _decoder_client(url: str, options: ServerOptions) -> DecoderClient:
+    """Returns a client of the split server at `url`. Retries are printed to stderr."""
     from milkglass.client.remote.connection import RetryPolicy
-    from milkglass.split.decoder.client import DecoderServer
+    from milkglass.split.decoder.client import DecoderClient
 
     retry = RetryPolicy(notice=note)
-    return DecoderServer(url, read_token(options.token_file), options.allow_http, options.certificate, retry)
+    return DecoderClient(url, read_token(options.token_file), options.allow_http, options.certificate, retry)

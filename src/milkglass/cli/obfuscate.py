@@ -214,7 +214,7 @@ def obfuscate(
     refuse_unused("where no file of yours is read", {} if has_files else changed_options(columns))
     _require_writable_paths(out, key, new_key)  # reported before anyone waits for a model
     from milkglass.client.key.scheme import scheme_for, scheme_of
-    from milkglass.client.obfuscate.preflight import assumed_head_notice, require_room, require_scramblable
+    from milkglass.client.obfuscate.preflight import assumed_head_notice, require_disk_space, require_scramblable
     from milkglass.client.obfuscate.scramble import scramble
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.families import architecture_of
@@ -243,7 +243,7 @@ def obfuscate(
             note(f"{key} is there already: the model is scrambled with this key")
         final_scheme = requested_scheme if existing_key is None else scheme_of(existing_key.key)
         require_scramblable(base, final_scheme, delta)
-        require_room(base, final_scheme, out, delta)
+        require_disk_space(base, final_scheme, out, delta)
         for remark in filter(None, [assumed_head_notice(base)]):
             note(remark)
         texts = coarse_files.read(base) if existing_key is None and coarse_files.data is not None else None

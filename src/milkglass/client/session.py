@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milkglass.client.codec.codec import Codec, codec_of
-from milkglass.client.codec.conversation import require_list
+from milkglass.client.codec.conversation import as_text_list
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.remote import Remote, Sampling
@@ -133,7 +133,7 @@ class Session(AbstractContextManager["Session"]):
             UsageError: the key has no labels of that job.
         """
         self._require_labels(labels_of)
-        texts = require_list(texts)
+        texts = as_text_list(texts)
         description = self.describe(model)
         trained_length = self._trained_length(description.get("job")) if truncate else None
         encoded = self.codec.encode(texts, pairs, trained_length, truncate)

@@ -36,7 +36,7 @@ from milkglass.rows.data_file import DataFile, Source
 from milkglass.rows.examples import Summary, checked_summary, read_examples
 from milkglass.rows.place import places_text
 from milkglass.rows.repeats import overlap_warning, question_digest
-from milkglass.server.spec import MAX_ROW_TOKENS, Hyperparameters, hyperparameters_of
+from milkglass.server.spec import MAX_ROW_TOKENS, Hyperparameters, checked_settings
 
 if TYPE_CHECKING:
     from milkglass.client.codec.codec import Codec
@@ -193,7 +193,7 @@ class TrainingRequest:
             "task": summary.task,
             "num_labels": len(labels) if isinstance(labels, Mapping) else None,
         }
-        return cls(source, summary, parts, labels, hyperparameters_of(settings))
+        return cls(source, summary, parts, labels, checked_settings(settings))
 
     def write(
         self, unlocked: UnlockedKey, codec: Codec, folder: Path, skip_long: bool, stage: Stage = no_stage,
@@ -272,7 +272,7 @@ def require_hyperparameters(requested: Mapping[str, Any], name_of: Callable[[str
         raise UsageError(f"there is no hyperparameter {columns[0]!r}", "columns are named by DataFile(path, text=NAME)")
     length = requested.get("max_length")  # a larger one becomes what the model takes
     is_larger = isinstance(length, int | float) and length > MAX_ROW_TOKENS
-    return hyperparameters_of({**requested, **({"max_length": MAX_ROW_TOKENS} if is_larger else {})}, name_of)
+    return checked_settings({**requested, **({"max_length": MAX_ROW_TOKENS} if is_larger else {})}, name_of)
 
 
 def write_rows(

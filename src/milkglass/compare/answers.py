@@ -1,6 +1,7 @@
-"""The cell of a way on rows with answers: a decoder is split, tuned by the server's own worker, and asked.
+"""Trains and asks one cell of a comparison on rows with answers.
 
-What crosses in training and in a prompt follows from the client half:
+A decoder is split, tuned by the server's own worker, and asked. A "way" is a way of using a model (ways.py). What
+crosses in training and in a prompt depends on the client half:
 
     scrambled ids       whole conversations, in the ids of the key
     masked text         every message of training rows; in a prompt all but the model's earlier answers
@@ -34,16 +35,16 @@ from milkglass.errors import UnsupportedModel
 from milkglass.experiments.kinds.fine_tuning import write_rows
 from milkglass.experiments.kinds.generation import greedy_ids, load_generator, reference_answers, row_losses
 from milkglass.experiments.procedures import sanitized_chats
-from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
-from milkglass.experiments.procedures.trials import (
+from milkglass.experiments.procedures.cells import (
     CELL_VERSION,
-    TrainedHalves,
+    TrainedCell,
     cell_folder,
-    count_seconds,
+    count_cpu_seconds,
     load_or_split,
     run_training,
     stored_seconds,
 )
+from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
 from milkglass.experiments.runs import pack_answers, provenance, unpack_answers, write_spec
 from milkglass.metrics import text
 from milkglass.models.checkpoint import Checkpoint
@@ -58,7 +59,7 @@ from milkglass.threat.defence import Defence
 
 ROWS_AT_A_TIME = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
 ANSWERS_AT_A_TIME = 8
-ANSWERED = "answered.json"
+ANSWERS_FILE = "answered.json"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class ChatPreparer:
     """Prepares conversations as a client half sends them.
 
     Attributes:
+        client: the client half.
         codec: the client half's, with the model's own token limit, so that prompts are not cut.
         sanitizer: replaces the tokens of prompts. None: the client half replaces no tokens.
     """
@@ -76,6 +78,7 @@ class ChatPreparer:
 
     @classmethod
     def of(cls, base: Checkpoint, client: TokenClient, defence: Defence, rows: ChatRows, seed: int) -> ChatPreparer:
+        """Returns the preparer for a client half. A sanitizer's counts come from the rows that are trained with."""
         codec = replace(client.codec, max_tokens=token_limit(base.folder, client.codec.tokenizer))
         if not isinstance(client, SanitizedTokensClient):
             return cls(client, codec, None)
@@ -118,7 +121,7 @@ class ChatPreparer:
         return self._mask(messages) if isinstance(self.client, MaskingClient) else messages
 
     def _mask_questions(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Returns a conversation with its answers as they are, since the loss is of all of them."""
+        """Returns a conversation with its answers as they are, since the loss covers all answers."""
         return tuple(one if one["role"] == "assistant" else self._mask([one])[0] for one in messages)
 
     def _mask(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -126,10 +129,10 @@ class ChatPreparer:
         return tuple({**message, "content": text} for message, text in zip(messages, texts, strict=True))
 
 
-def decoder_cell(
-    base: Checkpoint, digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, is_tuned: bool,
-    seed: int, cells: Path, threads: int | None, log: Log,
-) -> tuple[TrainedHalves, ChatPreparer]:  # fmt: skip
+def train_decoder_cell(
+    base: Checkpoint, base_digest: str, rows: ChatRows, defence: Defence, training: Hyperparameters, is_tuned: bool,
+    seed: int, cells_folder: Path, threads: int | None, log: Log,
+) -> tuple[TrainedCell, ChatPreparer]:  # fmt: skip
     """Returns a cell, trained and asked if it does not exist, and what its client half sends.
 
     The cell's predictions are each row's loss, then each row's number of answer tokens.
@@ -144,14 +147,14 @@ def decoder_cell(
     extent = rows.extent
     identity = {
         "version": CELL_VERSION,
-        "base": digest,
+        "base": base_digest,
         "data": {"rows": rows.digest, "train": rows.line_digest(rows.chats), "asked": rows.line_digest(rows.asked)},
         "asked": [extent.written, extent.new_tokens, training.dtype],
         "defence": defence.document(),
         "training": training.model_dump() if is_tuned else {"max_length": training.max_length},
         "seed": seed,
     }
-    with cell_folder(cells, identity, log) as folder:
+    with cell_folder(cells_folder, identity, log) as folder:
         client, server = load_or_split(base, rows.train, defence, seed, folder, training.max_length)
         if not isinstance(client, TokenClient) or not isinstance(server, TokenServer):
             raise UnsupportedModel(f"{defence.name} sends no token ids", "take a way that is for rows with answers")
@@ -160,13 +163,13 @@ def decoder_cell(
         answered = _answer(preparer, result, rows, training.dtype == "bfloat16", folder, log)
         client_seconds, training_seconds = stored_seconds(folder)
     own_answers = reference_answers(rows.asked[: extent.written])
-    likeness = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
+    similarity = text.mean_similarity(answered["texts"], own_answers, np.random.default_rng(0))["rouge-l"]
     figures = {
-        "rouge-l": likeness.value, "rouge-l low": likeness.low, "rouge-l high": likeness.high,
+        "rouge-l": similarity.value, "rouge-l low": similarity.low, "rouge-l high": similarity.high,
         "seconds": answered["seconds"],
     }  # fmt: skip
     no_logits = np.empty((0, 0), np.float32)
-    cell = TrainedHalves(
+    cell = TrainedCell(
         folder.name, figures, answered["made"], answered["predictions"], no_logits, client, server, result,
         client_seconds=client_seconds, training_seconds=training_seconds,
     )  # fmt: skip
@@ -183,7 +186,7 @@ def _tune(
     if not (job / "train.safetensors").is_file():
         log("the rows are encoded")
         row_limit = None if training.max_steps is None else training.max_steps * training.batch_size
-        with count_seconds(folder, "client_seconds"):
+        with count_cpu_seconds(folder, "client_seconds"):
             file = preparer.training_rows(rows.chats[:row_limit], folder)
             write_rows(preparer.codec, file, job / "train.safetensors", None, training.max_length, skip_long=True)
     write_spec(job, server.folder, training, threads, ("train",))
@@ -198,7 +201,7 @@ def _answer(
     Args:
         in_bf16: whether the arithmetic is bf16, as in training.
     """
-    path = folder / ANSWERED
+    path = folder / ANSWERS_FILE
     if path.is_file():
         return dict(json.loads(path.read_text("utf-8")))
     model: Any = load_generator(server.folder)
@@ -252,21 +255,21 @@ def _parts(count: int, size: int, activity: str, log: Log) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-def row_bytes(base: Checkpoint) -> int:
-    """Returns the bytes of a token's vector as it leaves an enclave."""
+def vector_bytes(base: Checkpoint) -> int:
+    """Returns the bytes of one token's vector in the embedding table, as it leaves an enclave."""
     table = family_of(base.config).locate(base).table
     ref = base.tensors[table]
     return int(ref.bytes // ref.shape[0])
 
 
-def losses_of(answers: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns (rows,) the sum of each row's losses, and (rows,) its number of tokens, from a way's answers."""
-    losses, tokens = np.asarray(answers, np.float64).reshape(2, -1)
+def split_losses(losses_and_counts: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Splits what `losses_and_counts` returned: (rows,) the sum of each row's losses, (rows,) its number of tokens."""
+    losses, tokens = np.asarray(losses_and_counts, np.float64).reshape(2, -1)
     return losses, tokens
 
 
-def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | None = None) -> NDArray[Any]:
-    """Returns (2 rows,) the loss of each row's answers, then the number of their tokens.
+def losses_and_counts(cell: TrainedCell, rows: ChatRows, token_model: Checkpoint | None = None) -> NDArray[Any]:
+    """Returns (2 * rows,) the summed loss of each row's answers, then the number of their tokens.
 
     Args:
         token_model: the model in whose tokens answers are counted, so that losses of models with other tokens compare.
@@ -280,6 +283,6 @@ def predictions(cell: TrainedHalves, rows: ChatRows, token_model: Checkpoint | N
     return np.concatenate([losses[: len(rows.asked)], np.bincount(encoded.source_indices, counts, len(rows.asked))])
 
 
-def figures(cell: TrainedHalves) -> Mapping[str, float]:
-    """Returns the further measures of a cell's answers."""
+def similarity_figures(cell: TrainedCell) -> Mapping[str, float]:
+    """Returns the similarity (ROUGE-L) of the written answers, with its interval."""
     return {name: value for name, value in cell.figures.items() if name.startswith("rouge-l")}

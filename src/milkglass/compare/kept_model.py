@@ -66,7 +66,7 @@ def answers(
     ids = Sequences.of(encoded.ids)
     types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
     try:
-        logits = TokenServer(folder).answer((Tokens(ids, types=types),))
+        logits = TokenServer(folder).answer((Tokens(ids, token_types=types),))
     except (CorruptCheckpoint, UnsupportedModel, UsageError) as error:
         raise _damaged_error(folder, error.message) from None
     if logits.shape[1] != (class_count := 1 if names is None else len(names)):

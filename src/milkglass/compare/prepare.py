@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from milkglass.client.obfuscate.preflight import require_padding
+from milkglass.client.obfuscate.preflight import require_pad_token
 from milkglass.client.training_request import step_count, training_defaults
 from milkglass.compare.chat_rows import CHAT_TASK, MAX_ROW_TOKENS, QUICK, ChatRows, ComparisonSize
 from milkglass.compare.rows import ComparisonRows
@@ -19,7 +19,7 @@ from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Summary, checked_summary
 from milkglass.sanitizers.masking import FOREIGN_TEXTS, LanguageTally
 from milkglass.server.jobs.needs import ModelSizes
-from milkglass.server.spec import Hyperparameters, hyperparameters_of
+from milkglass.server.spec import Hyperparameters, checked_settings
 
 ReportSkipped = Callable[[str, Summary], None]  # receives a file's name and its summary
 
@@ -63,12 +63,12 @@ def prepare(
         return _prepare_chats(open_model, data, held_out, options, seed, quick, summary, report_skipped)
     options = {**options, "max_length": options.get("max_length") or text_length}
     rows = ComparisonRows.read(data, held_out, seed, report_skipped, task, max_rows)
-    settings = hyperparameters_of(training_defaults(rows.task, len(rows.train.texts), options, False))
+    settings = checked_settings(training_defaults(rows.task, len(rows.train.texts), options, False))
     head = {"task": "regression"} if rows.task == "regression" else {"num_labels": len(rows.class_names)}
     training = Hyperparameters(**{**settings, **head, "dtype": training_dtype(), "seed": seed})
     training = _with_frequent_reports(training, len(rows.train.texts))
     base = open_model()
-    require_padding(base)
+    require_pad_token(base)
     max_tokens = token_limit(base.folder, load_tokenizer(base.folder))
     training = training.model_copy(update={"max_length": min(training.max_length, max_tokens)})
     tokens = row_token_ids(base, rows.train)
@@ -101,7 +101,7 @@ def _prepare_chats(
         report_skipped(held_out.name, checked_summary(held_out, CHAT_TASK))
     base, extent = open_model(), QUICK if quick else ComparisonSize()
     rows = ChatRows.of(base, data, held_out, seed, extent, options["max_length"], summary)
-    settings = hyperparameters_of({"task": CHAT_TASK, **rows.training(options)})
+    settings = checked_settings({"task": CHAT_TASK, **rows.training(options)})
     training = Hyperparameters(**{**settings, "task": CHAT_TASK, "seed": seed}).for_layers(
         len(ModelSizes.of(base).layers)
     )

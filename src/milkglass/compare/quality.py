@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.compare.answers import losses_of
+from milkglass.compare.answers import split_losses
 from milkglass.compare.chat_rows import CHAT_TASK
 from milkglass.compare.result import Difference
 from milkglass.compare.rows import ComparisonRows
@@ -28,7 +28,7 @@ def quality_of(rows: ComparisonRows, answers: NDArray[Any]) -> Interval:
     """Returns the accuracy, Pearson's correlation or the loss of a token, with a 95 % interval over the rows."""
     rng = np.random.default_rng(0)
     if rows.task == CHAT_TASK:
-        return mean_loss(*losses_of(answers), rng)
+        return mean_loss(*split_losses(answers), rng)
     truth = np.asarray(rows.held_out.labels)
     return pearson(answers, truth, rng) if rows.task == "regression" else _accuracy(answers == truth)
 
@@ -52,7 +52,7 @@ def difference_of(rows: ComparisonRows, answers: NDArray[Any], other_answers: ND
     (McNemar 1947), or of a randomization test that swaps both ways' answers to random rows (Fisher 1935).
     """
     if rows.task == CHAT_TASK:
-        return _difference(_mean_loss_of(answers, other_answers), len(losses_of(answers)[0]))
+        return _difference(_mean_loss_of(answers, other_answers), len(split_losses(answers)[0]))
     truth = np.asarray(rows.held_out.labels)
     if rows.task == "regression":
         return _difference(_correlation_of(answers, other_answers, truth), len(truth))
@@ -74,7 +74,7 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _mean_loss_of(answers: NDArray[Any], other_answers: NDArray[Any]) -> Measure:
-    pairs = zip(losses_of(answers), losses_of(other_answers), strict=True)
+    pairs = zip(split_losses(answers), split_losses(other_answers), strict=True)
     losses, tokens = (np.concatenate(pair) for pair in pairs)
     return lambda indices: losses[indices].sum(-1) / tokens[indices].sum(-1)
 

@@ -27,7 +27,7 @@ from milkglass.compare.result import Reading
 from milkglass.compare.ways import ComparisonSettings
 from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.sanitized_text import ReplacedTextClient
-from milkglass.experiments.procedures.trials import TrainedHalves
+from milkglass.experiments.procedures.cells import TrainedCell
 from milkglass.files import source_digest
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
@@ -60,7 +60,7 @@ def code_digest() -> str:
 
 
 def attack_halves(
-    settings: ComparisonSettings, cell: TrainedHalves, public: Sequence[str], budget: Budget, work_folder: Path,
+    settings: ComparisonSettings, cell: TrainedCell, public: Sequence[str], budget: Budget, work_folder: Path,
     progress: Callable[[AttackResult], None] = lambda result: None, on_begin: Log = no_log,
     attacks: Mapping[str, Attack] = ATTACKS, clock_seconds: float = math.nan, deadline: Budget | None = None,
 ) -> Reading:  # fmt: skip
@@ -146,7 +146,7 @@ def _example_index(scene: Scene, seed: int) -> int | None:
     return max(example_indices(scene, seed), key=worth, default=None)
 
 
-def reading_of_plain_text(settings: ComparisonSettings, cell: TrainedHalves) -> Reading:
+def reading_of_plain_text(settings: ComparisonSettings, cell: TrainedCell) -> Reading:
     """Returns the reading of text that crosses as it is."""
     scene = scene_of(settings.base, cell.client, cell.server, settings.rows.attacked_texts, {})
     truth, texts = scene.truth, scene.texts

@@ -11,7 +11,7 @@ import numpy as np
 
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
-from milkglass.experiments.procedures.trials import TrialData
+from milkglass.experiments.procedures.cells import CellData
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import (
     MIN_COMPARISON_ROWS,
@@ -215,11 +215,11 @@ class ComparisonRows:
         """Returns the texts of some training rows; of pairs, all first texts and then all second texts."""
         return [*self.train.texts[rows], *(self.train.pairs[rows] if self.train.pairs is not None else ())]
 
-    def cell_data(self) -> TrialData:
+    def cell_data(self) -> CellData:
         """Returns the rows in the form that a training takes."""
         measures = ("pearson",) if self.task == "regression" else ("accuracy",)
         classes = 1 if self.task == "regression" else len(self.class_names)
-        return TrialData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes)
+        return CellData("own", self.train, self.held_out, LabelledTexts([], []), measures, classes)
 
 
 def digest_of(*parts: Sequence[Example]) -> str:

@@ -31,7 +31,7 @@ from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizedToken
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
-from milkglass.experiments.procedures.trials import Stopwatch, TrainedHalves, TrialData, train_cell
+from milkglass.experiments.procedures.cells import CellData, CpuTimer, TrainedCell, train_cell
 from milkglass.experiments.runs import unpack_answers
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
@@ -88,7 +88,7 @@ class ComparisonSettings:
     notes: tuple[str, ...] = ()
 
     @property
-    def cell_data(self) -> TrialData:
+    def cell_data(self) -> CellData:
         """Returns the rows in the form that a training takes."""
         return self.rows.cell_data()
 
@@ -98,7 +98,7 @@ class WayAnswers:
     """Holds a way's answers to the held-out rows, and what they cost.
 
     Attributes:
-        answers: (rows,) classes or scores; for rows with answers see `predictions` in compare/answers.py.
+        answers: (rows,) classes or scores; for rows with answers see `losses_and_counts` in compare/answers.py.
         setup_seconds: CPU seconds of the user's machine to set the way up.
         seconds_per_1000_texts: CPU seconds of the user's machine for 1,000 texts, once the way is set up.
         bytes_per_text: the mean bytes of a text on the wire.
@@ -113,7 +113,7 @@ class WayAnswers:
     setup_seconds: float
     seconds_per_1000_texts: float
     bytes_per_text: float = 0.0
-    cell: TrainedHalves | None = field(default=None, repr=False)
+    cell: TrainedCell | None = field(default=None, repr=False)
     model: LinearModel | None = field(default=None, repr=False)
     folder: Path | None = None
     more: Mapping[str, float] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class Way(abc.ABC):
         return task in self.tasks and (self.quick or not is_quick)
 
 
-def trained_cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedHalves:
+def trained_cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedCell:
     """Returns the trained halves of a defence.
 
     They are trained if no earlier comparison or recipe kept halves of the same model, rows and settings.
@@ -204,7 +204,7 @@ def trained_cell_of(settings: ComparisonSettings, defence: Defence, base: Checkp
     )  # fmt: skip
 
 
-def answers_of(settings: ComparisonSettings, cell: TrainedHalves) -> NDArray[Any]:
+def answers_of(settings: ComparisonSettings, cell: TrainedCell) -> NDArray[Any]:
     """Returns (rows,) the classes or scores that trained halves gave for the held-out rows."""
     predictions = unpack_answers(cell.packed_predictions)
     return predictions.astype(np.float64) if settings.rows.task == "regression" else predictions.astype(np.int64)
@@ -250,12 +250,12 @@ class LinearWay(Way):
     """Fits the linear model of client/alone.py to the user's own words."""
 
     def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
-        train, held_out, watch = settings.rows.train, settings.rows.held_out, Stopwatch()
+        train, held_out, watch = settings.rows.train, settings.rows.held_out, CpuTimer()
         is_regression = settings.rows.task == "regression"
         model = LinearModel.fit(
             train.texts, train.labels, train.pairs, is_regression, settings.seed, lambda step: require_time()
         )
-        setup, watch = watch.seconds(), Stopwatch()
+        setup, watch = watch.seconds(), CpuTimer()
         predictions = model.predict(held_out.texts, held_out.pairs)
         return WayAnswers(predictions, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
 
@@ -365,7 +365,7 @@ class OwnModelWay(Way):
 def local_answers(settings: ComparisonSettings, base: Checkpoint) -> WayAnswers:
     """Trains a model with a head for labels on this machine, and measures its answers."""
     cell = trained_cell_of(settings, Plain(), None if base is settings.base else base)
-    watch, (texts, pairs) = Stopwatch(), timed_texts(settings)
+    watch, (texts, pairs) = CpuTimer(), timed_texts(settings)
     cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
     seconds = 1000 * watch.seconds() / len(texts)
     setup = cell.client_seconds + cell.training_seconds
@@ -377,10 +377,15 @@ def local_written_answers(settings: ComparisonSettings, base: Checkpoint, is_tun
     assert isinstance(settings.rows, ChatRows)
     is_settings_base = base is settings.base
     cell, _ = decoder_cell_of(settings, Plain(), None if is_settings_base else base, is_tuned)
-    losses = answers.predictions(cell, settings.rows, None if is_settings_base else settings.base)
+    losses = answers.losses_and_counts(cell, settings.rows, None if is_settings_base else settings.base)
     setup = cell.client_seconds + (cell.training_seconds if is_tuned else 0.0)
     return WayAnswers(
-        losses, setup, 1000 * cell.figures["seconds"], cell=cell, folder=base.folder, more=answers.figures(cell)
+        losses,
+        setup,
+        1000 * cell.figures["seconds"],
+        cell=cell,
+        folder=base.folder,
+        more=answers.similarity_figures(cell),
     )
 
 
@@ -420,7 +425,7 @@ class DefenceWay(Way):
         client, train = without_memory(cell.client), settings.rows.train
         # What a client does once, with its first text, is no part of the time
         client.send(train.texts[:1], None if train.pairs is None else train.pairs[:1])
-        watch = Stopwatch()
+        watch = CpuTimer()
         sent = client.send(texts, pairs)
         seconds = 1000 * watch.seconds() / len(texts)
         size = wire_bytes(sent, len(texts))
@@ -442,21 +447,21 @@ class DefenceWay(Way):
         cell, preparer = decoder_cell_of(settings, self.defence(settings))
         examples, preparer = rows.asked[:TIMED_TEXTS], replace(preparer, client=without_memory(preparer.client))
         preparer.prompt(rows.chats[0])
-        watch = Stopwatch()
+        watch = CpuTimer()
         prompts = [preparer.prompt(example) for example in examples]
         seconds = 1000 * watch.seconds() / len(examples)
         size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self._sends_text(preparer.client):
             size = sum(text_bytes(preparer.texts(example)) for example in examples) / len(examples)
         elif self.group == "states are sent":  # a row of the table for each token
-            size = sum(map(len, prompts)) / len(examples) * answers.row_bytes(settings.base)
+            size = sum(map(len, prompts)) / len(examples) * answers.vector_bytes(settings.base)
         return WayAnswers(
-            answers.predictions(cell, rows),
+            answers.losses_and_counts(cell, rows),
             cell.client_seconds,
             seconds,
             size,
             cell,
-            more=answers.figures(cell),
+            more=answers.similarity_figures(cell),
             notes=(*self._notes(settings), *self._language_notes(settings)),
         )
 
@@ -497,11 +502,11 @@ class DefenceWay(Way):
 
 def decoder_cell_of(
     settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None, is_tuned: bool = True
-) -> tuple[TrainedHalves, answers.ChatPreparer]:
+) -> tuple[TrainedCell, answers.ChatPreparer]:
     """Returns the trained halves of a defence on rows with answers, and the preparer of what its client half sends."""
     assert isinstance(settings.rows, ChatRows)
     digest = settings.digest if base is None else base.digest()
-    return answers.decoder_cell(
+    return answers.train_decoder_cell(
         base or settings.base, digest, settings.rows, defence, settings.training, is_tuned, settings.seed,
         settings.cells, settings.threads, settings.log,
     )  # fmt: skip

@@ -31,31 +31,47 @@ from milkglass.schemes.catalogue import scheme_of_recipe
 from milkglass.threat.defence import Defence
 
 CONTROLS: Catalogue[HiddenStateDefence] = Catalogue("control", Undisturbed())  # nothing is protected
-OTHER_DEFENCES: Catalogue[Defence] = Catalogue("defence", group="milkglass.defence", kind=Defence)
+INSTALLED_DEFENCES: Catalogue[Defence] = Catalogue("defence", group="milkglass.defence", kind=Defence)
 
 
-def other_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
-    """Returns a whole defence of an installed package. Raises UsageError if there is none of that name."""
-    defence = OTHER_DEFENCES.make(name, parameters)
+def installed_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
+    """Returns a defence that an installed package brings.
+
+    Raises:
+        UsageError: there is none of that name, or it is a defence of hidden states.
+    """
+    defence = INSTALLED_DEFENCES.make(name, parameters)
     if isinstance(defence, HiddenStateDefence):
         raise UsageError(f"{name} is a defence of hidden states", f'write encoder = "{name}"')
     return defence
 
 
 def hidden_state_defence_of(name: str, parameters: Mapping[str, Any]) -> HiddenStateDefence:
-    """Returns a defence of hidden states, or a control. Raises UsageError."""
+    """Returns a defence of hidden states, or a control, which protects nothing.
+
+    Raises:
+        UsageError: there is none of that name, or a parameter is wrong.
+    """
     return (CONTROLS if name in CONTROLS else HIDDEN_STATE_DEFENCES).make(name, parameters)
 
 
 def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
-    """Returns the defence of a recipe's entry, whose file names start in `data`. Raises UsageError."""
+    """Returns the defence that a recipe's entry names (see the module).
+
+    Args:
+        entry: the kind and the parameters.
+        data: the folder in which file names of the entry start. None: the working folder.
+
+    Raises:
+        UsageError: the entry names no defence, or a parameter is wrong.
+    """
     parameters = dict(entry)
     if not parameters:
         return Plain()
     if "encoder" in parameters:
         return hidden_state_defence_of(parameters.pop("encoder"), parameters)
     if "defence" in parameters:
-        return other_defence_of(parameters.pop("defence"), parameters)
+        return installed_defence_of(parameters.pop("defence"), parameters)
     if "sanitizer" in parameters:
         return _sanitizer(parameters.pop("sanitizer"), parameters, data)
     if "masked" in parameters:
@@ -67,7 +83,11 @@ def defence_of(entry: Mapping[str, Any], data: Path | None = None) -> Defence:
 
 
 def _sanitizer(name: str, parameters: dict[str, Any], data: Path | None) -> Defence:
-    """Returns the sanitizer of a recipe's entry. Raises UsageError."""
+    """Returns the sanitizer of a recipe's entry.
+
+    Raises:
+        UsageError: there is no such sanitizer, a parameter is wrong, or the file of words does not exist.
+    """
     words = parameters.pop("words", None)
     path = None if words is None else (data or Path()) / str(words)
     if path is not None and not path.is_file():
@@ -76,7 +96,17 @@ def _sanitizer(name: str, parameters: dict[str, Any], data: Path | None) -> Defe
 
 
 def sanitizer_of(name: str, entry: Mapping[str, Any], words: Path | None) -> SanitizerDefence:
-    """Returns a sanitizer as a defence. Without `words`, a GloVe file, it may replace tokens, as papers or `by` say."""
+    """Returns a sanitizer as a defence.
+
+    Args:
+        name: the sanitizer's name.
+        entry: its parameters, and "by": what is replaced, "words" or "tokens". Without "by", tokens are replaced if the
+            sanitizer's paper does so and `words` is None; otherwise words.
+        words: a GloVe file. None: none is given.
+
+    Raises:
+        UsageError: there is no such sanitizer, or a parameter is wrong.
+    """
     parameters = dict(entry)
     by = parameters.pop("by", None)
     sanitizer = SANITIZERS.make(name, parameters)

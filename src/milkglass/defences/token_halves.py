@@ -58,7 +58,7 @@ class TokenClient(Client):
         prepared_pairs = None if pairs is None else self.prepare(pairs)
         encoded = self.encode(self.prepare(texts), prepared_pairs)
         types = None if encoded.token_type_ids is None else Sequences.of(encoded.token_type_ids)
-        return (Tokens(Sequences.of(encoded.ids), types=types),)
+        return (Tokens(Sequences.of(encoded.ids), token_types=types),)
 
     def encode(self, texts: list[str], pairs: list[str] | None) -> Encoded:
         """Returns the ids of prepared texts. Texts that are too long are cut."""
@@ -113,7 +113,9 @@ class TokenServer(Server):
         model = _load_classifier(self.folder)
         observations = [observation for observation in sent if isinstance(observation, Tokens)]
         texts = [
-            text for tokens in observations for text in zip(tokens.ids, tokens.types or repeat(None), strict=False)
+            text
+            for tokens in observations
+            for text in zip(tokens.ids, tokens.token_types or repeat(None), strict=False)
         ]
         logits = np.empty((len(texts), int(model.config.num_labels)), np.float32)
         order = np.argsort([len(ids) for ids, _ in texts], kind="stable")

@@ -33,7 +33,7 @@ from milkglass.system import LIBRARY_DEFAULTS
 
 PROGRAM_MODULE = "milkglass.enclave.program"
 SIGN_HINT = "run sign.sh of the enclave's folder with the installed Gramine"
-NAMESPACES_WORDS = "user, network, processes and mounts of its own"
+NAMESPACES_DESCRIPTION = "user, network, processes and mounts of its own"
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class SanitizedPrompt:
     Attributes:
         vectors: the bytes of (tokens, d), in the table's type.
         token_count: how many tokens the prompt has.
-        private_count: how many of these are of the user's text.
-        changed_count: how many of the user's tokens were replaced.
+        user_token_count: how many of them are tokens of the user's text.
+        replaced_count: how many of the user's tokens were replaced.
     """
 
     vectors: bytes = field(repr=False)
     token_count: int
-    private_count: int
-    changed_count: int
+    user_token_count: int
+    replaced_count: int
 
 
 class Enclave(contextlib.AbstractContextManager["Enclave"]):
@@ -64,19 +64,25 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         measurement: the measurement of its code in hex, as the enclave states it; `attest` verifies it.
         verdict: the verdict on the last quote that proved the enclave since its start; None if there is none.
         protections: the protections that hold in its process, in words.
-        write_state: stores a state, as `state` returns it. It is called before rows leave for which the state accounts.
-        tokenizer: the folder of the provider's tokenizer, whose chat template `sanitize_chat` renders.
-        table_info: the table, after `release` or `open`: width, rows, dtype, table (SHA-256), per_hour, burst and
+        write_state: stores the sealed state (`sealed_state`). It is called before vectors leave the enclave, so that a
+            restart cannot undo the charge for them.
+        tokenizer_folder: the folder of the provider's tokenizer, whose chat template `sanitize_chat` renders.
+        table_info: the table, after `load_package` or `open`: width, rows, dtype, table (SHA-256), per_hour, burst and
             hours; after `open` also by_byte, whether its tokenizer writes a character without a token byte by byte.
     """
 
     def __init__(self, kind: str, folder: Path) -> None:
-        """Starts an enclave. For a Gramine kind, `folder` has the manifest. Raises UsageError, EnclaveError."""
+        """Starts an enclave of one of KINDS. A Gramine kind needs the manifest in `folder`.
+
+        Raises:
+            UsageError: there is no such kind, or a program that it needs is missing.
+            EnclaveError: the process ends, or is of another kind.
+        """
         require_kind(kind)
         self.kind, self.folder, self.table_info = kind, folder, dict[str, Any]()
         self.write_state: Callable[[bytes], None] = lambda state: None  # without a folder there is no next start
-        self.tokenizer: Path | None = None
-        self._template: Any = None
+        self.tokenizer_folder: Path | None = None
+        self._chat_tokenizer: Any = None
         self._stage: Stage = no_stage
         self._call_lock = threading.Lock()  # held for a call: its request, its answer, and a charge between them
         command, environment = _command_and_environment(kind)
@@ -126,12 +132,12 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
 
     @property
     def notice(self) -> str:
-        """Returns a line for the user: the enclave's kind, its protections and its proof."""
+        """Returns a line for the user: the enclave's kind, its protections and its attestation."""
         protections = f" ({'; '.join(self.protections)})" if self.protections else ""
-        return f"enclave: {self.kind}{protections}. {self.proof}"
+        return f"enclave: {self.kind}{protections}. {self.attestation_text}"
 
     @property
-    def proof(self) -> str:
+    def attestation_text(self) -> str:
         """Returns what reports say about this enclave's attestation."""
         if self.verdict is None:
             return NOT_ATTESTED
@@ -159,7 +165,7 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
         reply, quote = self._call("challenge", nonce)
         return bytes.fromhex(reply["public"]), quote
 
-    def release(self, package: bytes, secret: bytes) -> dict[str, str]:
+    def load_package(self, package: bytes, secret: bytes) -> dict[str, str]:
         """Gives the enclave the provider's encrypted package.
 
         Args:
@@ -167,63 +173,71 @@ class Enclave(contextlib.AbstractContextManager["Enclave"]):
             secret: the host's secret for kinds without SGX; empty for gramine-sgx.
 
         Returns:
-            The texts of the tokenizer's files by name, which the caller must check before `compute_lists`.
+            The texts of the tokenizer's files by name, which the caller must check before `compute_candidate_lists`.
         """
         self.table_info, _ = self._call("release", package, secret=secret.hex())
         files: dict[str, str] = self.table_info.pop("files")
         return files
 
-    def compute_lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
+    def compute_candidate_lists(self, k: int, stage: Stage = no_stage) -> tuple[bytes, bytes]:
         """Computes candidate lists of k rows for the released table. Returns the sealed package and first state."""
         self._stage = stage
         reply, sealed = self._call("lists", b"", k=k)
         return sealed, bytes.fromhex(reply["state"])
 
     def open(self, sealed: bytes, secret: bytes, state: bytes, tokenizer: Path, counts: list[int]) -> None:
-        """Opens the sealed table, which can be done once.
+        """Opens the sealed table, which works once: a second call could restore an older state.
 
         Args:
-            sealed: the sealed package, as `compute_lists` returned it.
+            sealed: the sealed package, as `compute_candidate_lists` returned it.
             secret: the content of the host's file of the secret, for kinds without SGX.
             state: the newest sealed state.
             tokenizer: the folder of the tokenizer, as the enclave sees it.
-            counts: how often each token occurs, which decides which tokens are sensitive.
+            counts: (n,) how often each token occurs in the user's corpus or in a list of English words; the rarest are
+                sensitive.
         """
         fields = {"secret": secret.hex(), "state": state.hex(), "tokenizer": str(tokenizer), "counts": counts}
         self.table_info, _ = self._call("open", sealed, **fields)
 
-    def state(self) -> bytes:
+    def sealed_state(self) -> bytes:
         """Returns the sealed state that must be kept for the next start."""
         return self._call("state", b"")[1]
 
-    def sanitize_text(self, text: str, instruction: str, limit: int, settings: RnmSettings) -> SanitizedPrompt:
-        """Sanitizes a text after an instruction that is not sanitized, together at most `limit` tokens.
+    def sanitize_text(self, text: str, instruction: str, max_tokens: int, settings: RnmSettings) -> SanitizedPrompt:
+        """Sanitizes a text after an instruction that is not sanitized, together at most `max_tokens` tokens.
 
-        Raises CodecError, EnclaveError.
+        Raises:
+            CodecError: the text cannot be encoded.
+            EnclaveError: the enclave refuses it or has ended.
         """
-        return self._sanitize(prompt.text_pieces(text, instruction), True, limit, settings)
+        return self._sanitize(prompt.text_pieces(text, instruction), True, max_tokens, settings)
 
     def sanitize_chat(
-        self, conversation: Sequence[Message], limit: int, settings: RnmSettings, instruction: str = ""
+        self, conversation: Sequence[Message], max_tokens: int, settings: RnmSettings, instruction: str = ""
     ) -> SanitizedPrompt:
-        """Sanitizes what the users of a conversation say. Raises CodecError, EnclaveError.
+        """Sanitizes what the users of a conversation say.
 
         The provider's template is rendered by the host, in a process of its own that sees no text (prompt.py).
+
+        Raises:
+            CodecError: the conversation cannot be encoded.
+            EnclaveError: the enclave refuses it or has ended.
         """
-        if self._template is None:
-            if self.tokenizer is None:
+        if self._chat_tokenizer is None:
+            if self.tokenizer_folder is None:
                 raise EnclaveError("this enclave was opened without its tokenizer's folder", "open it from its folder")
-            self._template = load_tokenizer(self.tokenizer, from_provider=True)
-        return self._sanitize(prompt.chat_pieces(self._template, conversation, instruction), False, limit, settings)
+            self._chat_tokenizer = load_tokenizer(self.tokenizer_folder, from_provider=True)
+        pieces = prompt.chat_pieces(self._chat_tokenizer, conversation, instruction)
+        return self._sanitize(pieces, False, max_tokens, settings)
 
     def _sanitize(
-        self, pieces: Sequence[prompt.PromptPiece], adds_special: bool, limit: int, settings: RnmSettings
+        self, pieces: Sequence[prompt.PromptPiece], adds_special: bool, max_tokens: int, settings: RnmSettings
     ) -> SanitizedPrompt:
         content = json.dumps(prompt.to_json(pieces)).encode()
-        reply, vectors = self._call("prompt", content, special=adds_special, limit=limit, **asdict(settings))
+        reply, vectors = self._call("prompt", content, special=adds_special, limit=max_tokens, **asdict(settings))
         return SanitizedPrompt(vectors, reply["tokens"], reply["private"], reply["changed"])
 
-    def rows(self, ids: Sequence[int]) -> bytes:
+    def vectors(self, ids: Sequence[int]) -> bytes:
         """Returns the vectors of an answer's ids, as bytes of (ids, d) in the table's type."""
         return self._call("rows", b"", ids=list(ids))[1]
 
@@ -306,4 +320,4 @@ def _command_and_environment(kind: str) -> tuple[list[str], dict[str, str]]:
         return command, environment
     options = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--ro-bind", "/", "/"]
     options += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--chdir", "/"]
-    return [bubblewrap, *options, "--", *command], environment | {NAMESPACES_VARIABLE: NAMESPACES_WORDS}
+    return [bubblewrap, *options, "--", *command], environment | {NAMESPACES_VARIABLE: NAMESPACES_DESCRIPTION}

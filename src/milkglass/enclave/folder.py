@@ -129,7 +129,7 @@ def build_enclave(
         advance = stage("receive the table", 0)
         package = fetch_package(enclave)
         advance(1)
-        tokenizer = enclave.release(package, secret)
+        tokenizer = enclave.load_package(package, secret)
         if other_files := set(tokenizer) - set(TOKENIZER_FILES):  # an enclave that is not attested may answer anything
             raise EnclaveError(
                 f"the enclave hands out {len(other_files)} files that are not a tokenizer's",
@@ -144,7 +144,7 @@ def build_enclave(
             files.write(work_folder / TOKENIZER_FOLDER / name, text)
         # The tokenizer is loaded, and so checked, before the lists, which take long
         loaded_tokenizer = load_tokenizer(work_folder / TOKENIZER_FOLDER, from_provider=True)
-        sealed, state = enclave.compute_lists(k, stage)
+        sealed, state = enclave.compute_candidate_lists(k, stage)
         files.write(work_folder / SEALED_FILE, sealed)
         files.write(work_folder / STATE_FILE, state)
         files.write(work_folder / SECRET_FILE, secret)
@@ -203,13 +203,13 @@ def open_enclave(folder: Path) -> Iterator[Enclave]:
             folder.absolute() / TOKENIZER_FOLDER if description.kind == "process" else Path(gramine.TOKENIZER_FOLDER)
         )
         enclave.open(sealed, secret, state, tokenizer, counts)
-        enclave.tokenizer = folder / TOKENIZER_FOLDER
+        enclave.tokenizer_folder = folder / TOKENIZER_FOLDER
         enclave.write_state = lambda sealed_state: files.write(folder / STATE_FILE, sealed_state)
         try:
             yield enclave
         finally:
             with suppress(EnclaveError):  # its process is gone, and the error that is under way says so
-                enclave.write_state(enclave.state())
+                enclave.write_state(enclave.sealed_state())
 
 
 @contextmanager

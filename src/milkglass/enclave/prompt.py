@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.conversation import require_messages, require_text
+from milkglass.client.codec.conversation import require_encodable, require_messages
 from milkglass.errors import CodecError, EmptyText, EnclaveError, TooLong
 from milkglass.models import chat_template
 from milkglass.models.pieces import TextPiece, reads_as, special_ids_around, tokenize
@@ -77,7 +77,7 @@ def chat_tokens(tokenizer: Any, messages: Sequence[Message], max_tokens: int, in
 
 def text_pieces(text: str, instruction: str) -> list[PromptPiece]:
     """Returns the pieces of plain text to continue, after an instruction that is not sanitized. Raises CodecError."""
-    require_text([text])
+    require_encodable([text])
     return _join_pieces([PromptPiece(instruction, True, False), PromptPiece(text, True, True)])
 
 

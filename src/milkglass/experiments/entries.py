@@ -14,7 +14,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from milkglass.attacks.catalogue import ALL_ATTACKS
-from milkglass.defences.catalogue import hidden_state_defence_of, other_defence_of, sanitizer_of
+from milkglass.defences.catalogue import hidden_state_defence_of, installed_defence_of, sanitizer_of
 from milkglass.errors import UsageError
 from milkglass.experiments.recipe import from_entries, toml_type
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -99,7 +99,7 @@ def require_defence_entry(name: str, entry: Mapping[str, Any]) -> None:
             hidden_state_defence_of(values.pop("encoder"), values)
     elif "defence" in values:
         with naming_entry(f"defences.{name}"):
-            other_defence_of(values.pop("defence"), values)
+            installed_defence_of(values.pop("defence"), values)
     elif "sanitizer" in values:
         if not isinstance(words := values.pop("words", ""), str):
             raise UsageError(f"defences.{name}: words is {toml_type(words)}", "it names a GloVe file")

@@ -49,7 +49,7 @@ class RecipeNeeds:
     def __post_init__(self) -> None:
         require(self)
 
-    def check(self, name: str, progress: Log) -> None:
+    def check(self, name: str, log: Log) -> None:
         """Reports what the run takes. Raises UsageError, with both numbers, if this machine has too little."""
         free_memory = system.memory_bytes(only_available=True)
         if self.memory is not None and free_memory is not None and free_memory < self.memory * GB:
@@ -65,9 +65,9 @@ class RecipeNeeds:
                 f"end what else runs on it, run it with --quick, or set {device.DEVICE_VARIABLE} to cpu",
             )
         if needs := self._needs_text(free_gpu_memory is not None):
-            progress(f"{name} takes {needs}")
+            log(f"{name} takes {needs}")
 
-    def trainings_at_once(self, requested: int, progress: Log) -> int:
+    def trainings_at_once(self, requested: int, log: Log) -> int:
         """Returns how many trainings the free memory holds side by side, at least 1 and at most as requested."""
         free_memory = system.memory_bytes(only_available=True)
         if self.memory is None or free_memory is None:
@@ -75,7 +75,7 @@ class RecipeNeeds:
         count = max(1, min(requested, int(free_memory / (self.memory * GB))))
         if count < requested:
             memory_text = f"each needs {self.memory:g} GB of memory, {free_memory / GB:.1f} GB are free"
-            progress(f"trains {count} at a time in place of {requested}: {memory_text}")
+            log(f"trains {count} at a time in place of {requested}: {memory_text}")
         return count
 
     def _needs_text(self, on_gpu: bool) -> str:

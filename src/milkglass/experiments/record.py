@@ -128,7 +128,7 @@ def make_records(values: Mapping[str, float], **parts: str) -> list[ResultRecord
 
     Args:
         values: the value of each measure; that of "MEASURE +-" is half the width of the interval of MEASURE
-            (metrics/interval.with_spread).
+            (metrics/interval.with_half_widths).
         parts: the other parts of every record's name.
     """
     measures = [name for name in values if name.removesuffix(SPREAD_SUFFIX) == name]

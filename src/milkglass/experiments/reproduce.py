@@ -38,7 +38,7 @@ RECIPE_CLASSES: Mapping[str, type[Recipe]] = {
 
 
 def reproduce(
-    path: Path, data: Path, out: Path, quick: bool = False, at_once: int = 2, progress: Log = no_log,
+    path: Path, data: Path, out: Path, quick: bool = False, at_once: int = 2, log: Log = no_log,
     cache: Path | None = None,
 ) -> Path:  # fmt: skip
     """Runs a recipe, and writes NAME.json, NAME.md and NAME.html; for a quick run NAME.quick.json and so on.
@@ -49,7 +49,7 @@ def reproduce(
         out: the run folder, where the files are written.
         quick: whether the recipe's table [quick] is applied.
         at_once: how many variants are trained side by side, sharing the cores; fewer where memory is short.
-        progress: receives lines for the user.
+        log: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes: the trained cells of comparisons, the shadows and
             models of shared training. None: the run folder.
 
@@ -68,9 +68,9 @@ def reproduce(
         raise UsageError(f"{path.name} has nothing to share: it is of the kind {kind}", "leave out --cache")
     recipe = recipe_class.read(path, quick)
     needs = from_entries(RecipeNeeds, recipe.needs)
-    needs.check(recipe.name, progress)
-    at_once = needs.trainings_at_once(at_once, progress)
+    needs.check(recipe.name, log)
+    at_once = needs.trainings_at_once(at_once, log)
     with note_usage(out):
-        result_path = recipe.reproduce(RunContext(data, out, at_once, progress, cache))
+        result_path = recipe.reproduce(RunContext(data, out, at_once, log, cache))
     table.write_pages(result_path)
     return result_path

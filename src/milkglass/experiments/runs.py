@@ -50,7 +50,7 @@ class RunContext:
         data: the folder in which the recipe's data paths start.
         out: the run folder.
         parallel_trainings: how many trainings run side by side and share the cores.
-        progress: receives lines for the user.
+        log: receives lines for the user.
         cache: a folder for what takes longest, shared by recipes. None: nothing is shared.
         commits: filled by the run: the commits that made the files which it took from other runs.
         predictions: filled by the run: packed answers to the held-out rows, by the name of the cell (`pack_answers`).
@@ -59,7 +59,7 @@ class RunContext:
     data: Path
     out: Path
     parallel_trainings: int = 2
-    progress: Log = no_log
+    log: Log = no_log
     cache: Path | None = None
     commits: list[str] = field(default_factory=list)
     predictions: dict[str, str] = field(default_factory=dict)
@@ -192,7 +192,7 @@ def write_spec(
     files.write(job_folder / "spec.json", spec.model_dump_json())
 
 
-def run_job(job_folder: Path, progress: Log) -> Status:
+def run_job(job_folder: Path, log: Log) -> Status:
     """Runs the job of a folder with the server's own worker, unless it has succeeded, and returns its final status.
 
     The checkpoints of a job that succeeded are removed. At a deadline (milkglass/deadline.py) the worker saves its
@@ -200,7 +200,7 @@ def run_job(job_folder: Path, progress: Log) -> Status:
 
     Args:
         job_folder: the job's folder.
-        progress: receives lines for the user.
+        log: receives lines for the user.
 
     Raises:
         JobFailed: the training failed, or the deadline passed.
@@ -209,11 +209,15 @@ def run_job(job_folder: Path, progress: Log) -> Status:
     if status.is_file() and Status.model_validate_json(status.read_text("utf-8")).state != "succeeded":
         status.unlink()  # what failed is tried again
     if not status.is_file():
-        with exit_on_sigterm(), (job_folder / "worker.log").open("ab") as log, start_worker(job_folder, log) as worker:
+        with (
+            exit_on_sigterm(),
+            (job_folder / "worker.log").open("ab") as output,
+            start_worker(job_folder, output) as worker,
+        ):
             try:
-                report_progress(worker, job_folder, progress)
+                report_progress(worker, job_folder, log)
             except BaseException:  # an interruption, too: the next run goes on from the steps that are saved now
-                progress("stopping: the training saves its steps")
+                log("stopping: the training saves its steps")
                 worker.terminate()
                 with suppress(subprocess.TimeoutExpired):  # the reason for the end counts, not that the save is slow
                     worker.wait(GRACE_SECONDS)
@@ -229,19 +233,19 @@ def run_job(job_folder: Path, progress: Log) -> Status:
     return final_status
 
 
-def start_worker(job_folder: Path, log: BinaryIO) -> subprocess.Popen[bytes]:
+def start_worker(job_folder: Path, output: BinaryIO) -> subprocess.Popen[bytes]:
     """Starts the server's worker for a job.
 
     The worker saves a checkpoint and ends when this process ends, however that happens.
 
     Args:
         job_folder: the job's folder.
-        log: receives all that the worker prints.
+        output: receives all that the worker prints.
     """
     command = [*WORKER_COMMAND, str(job_folder), ATTACHED_ARGUMENT]
     environment = {**LIBRARY_DEFAULTS, **os.environ, "HF_HUB_OFFLINE": "1"}
     variables = device.child_environment(environment)
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=variables)
 
 
 SOURCE_PATHSPECS = (":(top)src", ":(top)bench", ":(top)recipes")  # for git: what can change a figure
@@ -249,7 +253,7 @@ POLL_SECONDS, SECONDS_BETWEEN_LINES = 1.0, 8.0  # seconds between looks at the f
 GRACE_SECONDS = 60.0  # seconds in which a worker writes its checkpoint
 
 
-def report_progress(worker: subprocess.Popen[bytes], job_folder: Path, progress: Log) -> None:
+def report_progress(worker: subprocess.Popen[bytes], job_folder: Path, log: Log) -> None:
     """Reports progress until the worker ends. Events of an earlier start are not reported again.
 
     Raises:
@@ -266,7 +270,7 @@ def report_progress(worker: subprocess.Popen[bytes], job_folder: Path, progress:
                 continue
         line = newest_metrics_text(job_folder, start)
         if line and line != last_line:
-            progress(line)
+            log(line)
             last_line, next_line_time = line, time.monotonic() + SECONDS_BETWEEN_LINES
         if worker.returncode is not None:
             return

@@ -28,8 +28,8 @@ def encode(sent: Activations) -> bytes:
     """Returns the frame. Raises BadUpload if it has more than MAX_FRAME_BYTES, which the other side would refuse."""
     about, lengths = torch.tensor([sent.layer, int(sent.pooled)]), torch.from_numpy(sent.lengths.copy())
     tensors = {"hidden": sent.hidden.detach().float().contiguous(), "lengths": lengths, "about": about}
-    if sent.mixed is not None:
-        tensors["mixed"] = torch.from_numpy(sent.mixed.copy())
+    if sent.mixed_row_counts is not None:
+        tensors["mixed"] = torch.from_numpy(sent.mixed_row_counts.copy())
     frame = save(tensors)
     _require_small(frame)
     return frame

@@ -151,7 +151,7 @@ class OffloadingClient(EncoderClient):
         self._pending = tuple(pending)
         rows = np.array([len(matrix.matrix) for _, matrix in pending], np.int64)
         mixed_rows = self._join([matrix.mix(text_states) for text_states, matrix in pending])
-        return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut_layer(self.base), mixed=rows)
+        return Activations(mixed_rows, encoded.ids.lengths, self.defence.cut_layer(self.base), mixed_row_counts=rows)
 
 
 @dataclass(frozen=True)

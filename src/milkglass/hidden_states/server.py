@@ -57,9 +57,9 @@ class EncoderServer(Server):
                 f"{expected[0]}, {expected[1]} needed",
                 "use two halves of one split",
             )
-        if (observation.mixed is not None) != self.takes_mixtures:
+        if (observation.mixed_row_counts is not None) != self.takes_mixtures:
             raise UsageError(
-                f"the rows are {'' if observation.mixed is not None else 'not '}mixed, and this half takes "
+                f"the rows are {'' if observation.mixed_row_counts is not None else 'not '}mixed, and this half takes "
                 "the other kind",
                 "use two halves of one split",
             )

@@ -26,10 +26,10 @@ from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key
 from milkglass.client.key.scheme import scheme_of
-from milkglass.client.layout import unknown_tensor_names
 from milkglass.client.obfuscate.scramble import scramble
 from milkglass.client.obfuscate.upload_check import require_scrambled
 from milkglass.client.obfuscate.verify import verify
+from milkglass.client.upload_names import unknown_tensor_names
 from milkglass.compare.result import WayGroup
 from milkglass.compare.ways import ALL_TASKS, LABEL_TASKS, DefenceWay, Way
 from milkglass.defences.catalogue import defence_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.metrics.interval import Interval, quotients, share
+from milkglass.metrics.interval import Interval, proportion, quotients
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Confusion:
     def accuracy(self) -> Interval:
         """Returns the accuracy. The bootstrap is seeded, so that the same counts have the same interval."""
         right_count = int(np.trace(self.counts))
-        return share(np.arange(self.text_count) < right_count, np.random.default_rng(0))
+        return proportion(np.arange(self.text_count) < right_count, np.random.default_rng(0))
 
     @property
     def commonest_class(self) -> tuple[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, quotients, ratio, resample, share
+from milkglass.metrics.interval import Interval, bootstrap, proportion, quotients, ratio
 
 Values = NDArray[Any]  # (u,) a label or a score of each example
 
@@ -22,7 +22,7 @@ Values = NDArray[Any]  # (u,) a label or a score of each example
 def accuracy(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     """Returns the share of examples that are guessed right."""
     _require_same_shape(guess, truth)
-    return share(guess == truth, rng)
+    return proportion(guess == truth, rng)
 
 
 def f1(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
@@ -78,7 +78,7 @@ def _mean_over_classes(
         by_class = np.where(counts @ is_true > 0, quotients(counts @ numerators, counts @ denominators), np.nan)
         return np.asarray(np.nanmean(by_class, axis=1))  # if a draw lacks a rare class, it is the mean of the others
 
-    return resample(statistic, len(truth), rng)
+    return bootstrap(statistic, len(truth), rng)
 
 
 def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
@@ -99,7 +99,7 @@ def matthews(guess: Values, truth: Values, rng: np.random.Generator) -> Interval
         denominator = np.sqrt(guess_spread * true_spread)
         return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
-    return resample(statistic, len(truth), rng)
+    return bootstrap(statistic, len(truth), rng)
 
 
 def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
@@ -107,7 +107,7 @@ def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
     _require_same_shape(guess, truth)
     x, y = (np.asarray(values, np.float64) for values in (guess, truth))
     if not len(x):
-        return resample(lambda counts: counts[:, 0], 0, rng)
+        return bootstrap(lambda counts: counts[:, 0], 0, rng)
     x, y = x - x.mean(), y - y.mean()  # moments about the mean: raw ones cancel
     moments = np.stack([x, y, x * x, y * y, x * y], 1)
 
@@ -118,7 +118,7 @@ def pearson(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
         exists = denominator > 1e-12 * np.sqrt(mean_xx.max() * mean_yy.max() + 1e-300)
         return np.divide(mean_xy - mean_x * mean_y, denominator, out=np.full(len(denominator), np.nan), where=exists)
 
-    return resample(statistic, len(x), rng)
+    return bootstrap(statistic, len(x), rng)
 
 
 def spearman(guess: Values, truth: Values, rng: np.random.Generator) -> Interval:
@@ -129,7 +129,7 @@ def spearman(guess: Values, truth: Values, rng: np.random.Generator) -> Interval
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([_correlation(_ranks(x, weights), _ranks(y, weights), weights) for weights in counts])
 
-    return resample(statistic, len(truth), rng)
+    return bootstrap(statistic, len(truth), rng)
 
 
 def _ranks(value_indices: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.metrics.ifeval_rules import RULES, UNSUPPORTED
-from milkglass.metrics.interval import Interval, ratio, share
+from milkglass.metrics.interval import Interval, proportion, ratio
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     measures: dict[str, Interval] = {}
     for name, kept_rules in (("strict", kept_strictly), ("loose", kept_loosely)):
         keeps_all = np.array([all(row) for row in kept_rules], bool)
-        measures[f"prompt {name}"] = share(keeps_all[is_checkable], rng)
+        measures[f"prompt {name}"] = proportion(keeps_all[is_checkable], rng)
         kept_count = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
         measures[f"instruction {name}"] = ratio(kept_count, checkable_count, rng)
     strict_counts = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64)

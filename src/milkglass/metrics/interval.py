@@ -47,11 +47,11 @@ class Interval:
 
     @property
     def without_interval(self) -> Interval:
-        """Returns the value without its interval, for a figure that is not of a sample."""
+        """Returns the value alone, for a figure that does not come from a sample."""
         return Interval(self.value, math.nan, math.nan, self.units)
 
 
-def with_spread(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
+def with_half_widths(measures: Mapping[str, Interval], scale: float = 100) -> dict[str, float]:
     """Returns each value as "NAME" and half of its interval's width as "NAME +-", times `scale`."""
     scaled = {name: scale * interval.value for name, interval in measures.items()}
     return scaled | {f"{name} +-": scale * interval.half_width for name, interval in measures.items()}
@@ -76,12 +76,19 @@ def quotients(numerators: NDArray[Any], denominators: NDArray[Any]) -> NDArray[n
 
 
 def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator) -> Interval:
-    """Returns sum(hits) / sum(weights), a share, with its interval. Both arrays have an entry for each unit.
+    """Returns sum(hits) / sum(weights) with its interval.
 
-    Units are resampled. Units must not depend on each other: take sentences and not tokens, since the tokens of one
-    sentence do, and resampling them would give too narrow an interval. More than MAX_UNITS units are dealt into
-    buckets at random, whose sums are resampled; buckets are as independent as units are. For values that
-    can be above 1, such as a loss, use `resample`.
+    Units are resampled, so they must be independent: take sentences, not tokens. Tokens of one sentence depend on each
+    other, and resampling them gives too narrow an interval. More than MAX_UNITS units are put into buckets at random,
+    and the buckets' sums are resampled. For values that can be above 1, such as a loss, use `bootstrap`.
+
+    Args:
+        hits: (units,) each unit's part of the numerator.
+        weights: (units,) each unit's part of the denominator.
+        rng: draws the samples.
+
+    Returns:
+        The interval; `UNDEFINED` if the weights add up to 0.
     """
     total = float(weights.sum())
     if total == 0:
@@ -95,8 +102,11 @@ def ratio(hits: NDArray[np.float64], weights: NDArray[np.float64], rng: np.rando
     return _widen(Interval(value, float(low), float(high), units))
 
 
-def share(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
-    """Returns the share of true units with its interval. The bootstrap of yes-or-no units is a binomial draw."""
+def proportion(hits: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
+    """Returns the share of units that are true, with its interval; `UNDEFINED` without units.
+
+    Resampling yes-or-no units is a binomial draw, so no unit is resampled.
+    """
     if not len(hits):
         return UNDEFINED
     mean = float(hits.mean())
@@ -122,10 +132,10 @@ def _widen(interval: Interval) -> Interval:
 Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def resample(statistic: Statistic, unit_count: int, rng: np.random.Generator) -> Interval:
-    """Returns any statistic with its interval. `share` and `ratio` are quicker.
+def bootstrap(statistic: Statistic, unit_count: int, rng: np.random.Generator) -> Interval:
+    """Returns a statistic with its bootstrap interval. For shares, `proportion` and `ratio` are quicker.
 
-    The value is the statistic if each unit is drawn once. If all draws agree, the interval has no width, which is no
+    The value is the statistic of the data itself. If all draws agree, the interval has no width, which is no
     certainty: `Interval.units` says how much data there was.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.metrics import text
-from milkglass.metrics.interval import Interval, ratio, resample, share
+from milkglass.metrics.interval import Interval, bootstrap, proportion, ratio
 from milkglass.sequences import Ids, Sequences
 
 RANKS = (1, 3, 10)
@@ -70,7 +70,7 @@ def token_mean(
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((counts @ sums[nonzero]) / (counts @ weights[nonzero]))
 
-    return resample(statistic, len(nonzero), rng)
+    return bootstrap(statistic, len(nonzero), rng)
 
 
 def vocabulary_accuracies(
@@ -85,7 +85,7 @@ def vocabulary_accuracies(
         rng: draws the bootstrap samples of scrambled ids.
     """
     is_right = guess == true_ids[:, None]
-    return {k: share(is_right[is_counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
+    return {k: proportion(is_right[is_counted, :k].any(1), rng) for k in RANKS if k <= guess.shape[1]}
 
 
 def exact_share(guess: Ids, truth: Sequences, is_counted: NDArray[np.bool_], rng: np.random.Generator) -> Interval:
@@ -95,7 +95,7 @@ def exact_share(guess: Ids, truth: Sequences, is_counted: NDArray[np.bool_], rng
     """
     wrong_counts = np.bincount(truth.sequence_indices, weights=(guess != truth.ids) & is_counted, minlength=len(truth))
     has_counted = np.bincount(truth.sequence_indices, weights=is_counted, minlength=len(truth)) > 0
-    return share((wrong_counts == 0)[has_counted], rng)
+    return proportion((wrong_counts == 0)[has_counted], rng)
 
 
 def text_similarity(
@@ -167,7 +167,7 @@ def whole_text_scores(
         "token recall": ratio(shared, lengths, rng),
         "tokens top-1": ratio(in_place, lengths, rng),
         "tokens named": _named_share(guess, truth, batch_sizes, rng),
-        "exact texts": share(np.array(is_exact), rng),
+        "exact texts": proportion(np.array(is_exact), rng),
     }
     return measures | text_similarity(assigned, truth, decode, rng)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.metrics.interval import Interval, quotients, ratio, resample
+from milkglass.metrics.interval import Interval, bootstrap, quotients, ratio
 
 MEASURES = ("rouge-1", "rouge-2", "rouge-l", "meteor")
 # A word; each kana or Chinese character is a word of its own
@@ -102,7 +102,7 @@ def _per_token(
     def statistic(counts: NDArray[np.float64]) -> NDArray[np.float64]:
         return transform(quotients(counts @ losses, counts @ token_counts))
 
-    return resample(statistic, len(losses), rng)
+    return bootstrap(statistic, len(losses), rng)
 
 
 def scores_by_text(texts: Sequence[str], references: Sequence[str]) -> dict[str, NDArray[np.float64]]:

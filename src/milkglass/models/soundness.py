@@ -17,7 +17,7 @@ from milkglass.models import families
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.config_entries import DEPTH_ENTRIES, HINT, ID_ENDINGS, check_configs, check_ids, entries
 from milkglass.models.families import Architecture
-from milkglass.models.families.family import Kind
+from milkglass.models.families.family import ArchitectureKind
 from milkglass.models.families.layers import has_name_ending
 from milkglass.models.file_names import CONFIG, GENERATION_CONFIG, KEY_ID
 from milkglass.models.safetensors_header import TensorRef
@@ -44,7 +44,7 @@ class ModelFacts:
         key_id: the identifier of the key that scrambled it. None: Milkglass did not make it.
     """
 
-    kind: Kind
+    kind: ArchitectureKind
     vocab_size: int
     layers: int
     positions: int | None

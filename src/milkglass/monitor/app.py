@@ -1,7 +1,7 @@
 """Serves the monitor's page beside a proxy, and runs the page's attacks while the proxy listens.
 
-The page itself needs no key and has no data. It requests data with a key of its own, which it gets in exchange for the
-code behind the # of its address. Browsers do not send that part of an address to servers.
+The page itself needs no key and has no data. It gets data with a key of its own, in exchange for the code in the
+fragment of its URL (behind the #). Browsers do not send the fragment to servers.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ CONTENT_SECURITY_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 NONCE_MARK = "NONCE"  # the placeholder in page.html for the nonce of each answer
-CODE_BYTES = 24  # random bytes of a code or key
+PAGE_SECRET_BYTES = 24  # random bytes of a code or key
 
 
-def _draw_code() -> str:
+def _draw_secret() -> str:
     """Returns a random code or key, which can stand in an address."""
-    return secrets.token_urlsafe(CODE_BYTES)
+    return secrets.token_urlsafe(PAGE_SECRET_BYTES)
 
 
 @dataclass
 class PageAccess:
     """Admits browsers to the page: a code that can be used once is exchanged for the page's key.
 
-    A browser stores addresses and a tab's storage in its profile. Neither opens the page later: the code is used up,
+    A browser stores URLs and a tab's storage in its profile. Neither opens the page later: the code is used up,
     and the key is valid only until the command ends. The API key never reaches the browser.
 
     Attributes:
@@ -56,8 +56,8 @@ class PageAccess:
         report_code: receives each new code, which replaces one that was used.
     """
 
-    one_time_code: str = field(default_factory=_draw_code, repr=False)
-    page_key: str = field(default_factory=_draw_code, repr=False)
+    one_time_code: str = field(default_factory=_draw_secret, repr=False)
+    page_key: str = field(default_factory=_draw_secret, repr=False)
     report_code: Log = field(default=no_log, repr=False)
 
     def exchange(self, code: str) -> str:
@@ -65,7 +65,7 @@ class PageAccess:
         if not hmac.compare_digest(code.encode("utf-8", "surrogatepass"), self.one_time_code.encode()):
             hint = "open the address that milkglass ui printed last"
             raise Unauthorized("the code of this address is wrong, or was used", hint)
-        self.one_time_code = _draw_code()
+        self.one_time_code = _draw_secret()
         self.report_code(self.one_time_code)
         return self.page_key
 
@@ -77,7 +77,7 @@ class MonitorPage:
     Attributes:
         key_file: the key's file, beside which its usage is recorded.
         attacker: attacks the model and what is sent. None: nothing is attacked.
-        broken_reason: why the key's scheme counts as broken, or "".
+        broken_reason: why the key's scheme counts as broken; empty if it does not.
         access: admits browsers.
         observer: receives what is sent and received.
     """
@@ -105,7 +105,7 @@ class CodeBody(BaseModel):
     """Describes the body of the request that admits a browser.
 
     Attributes:
-        code: the part of the page's address behind the #.
+        code: the fragment of the page's URL.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)

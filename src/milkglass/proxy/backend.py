@@ -125,7 +125,7 @@ class Backend:
             answer_start = used_format.answer_start(demanded_tool)
         self._require_decoder(name)
         self._require_short(sum(len(str(message.get("content", ""))) for message in messages))
-        variables = template_options(template_fields or {}, self.codec.template_variables, marks_reasoning(template))
+        variables = template_options(template_fields or {}, self.codec.template_option_names, marks_reasoning(template))
         with self._openai_length_errors("messages"):
             turns = self.memory.with_answer_ids(self.model(name).name, messages)
             if template_format is not None and template_format.needs_short_ids:

@@ -16,7 +16,7 @@ from milkglass.engines.upstream import Upstream
 from milkglass.errors import CodecError, MisspeltAnswer, RemoteError, ToolUseFailed
 from milkglass.proxy.answer_memory import AnswerMemory
 from milkglass.proxy.observe import ReceiveIds
-from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools
+from milkglass.proxy.text.calls import RequiredArguments, ToolCall, ToolFormat
 from milkglass.proxy.text.sections import NO_TOOLS, AnswerSplitter, Part, PartKind, StopStringFilter
 from milkglass.proxy.text.tokens import NamedLogprob, TokenNames
 
@@ -61,7 +61,7 @@ class GenerationRequest:
     ids_request: IdsRequest
     stop_strings: Sequence[str] = ()
     tool_format: ToolFormat | None = None
-    tools: Tools = field(default_factory=lambda: NO_TOOLS)
+    tools: RequiredArguments = field(default_factory=lambda: NO_TOOLS)
     requires_tool_call: bool = False
     may_reason: bool = False
     first_kind: Literal["content", "reasoning"] = "content"

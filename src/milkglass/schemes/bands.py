@@ -7,8 +7,8 @@ all tokens are about equally frequent in the text on which the bands were counte
 Cost: members of a cluster are less similar, so their mixture is further from each. It does not help against an attacker
 who uses neighbours (attacks/token_ids/decipherment/decipherment.py). docs/log.md has measurements.
 
-The key file contains the classes, since the scheme must give the same clusters again. They are as private as the key,
-and a server that solves the clusters sees them.
+The key file contains each token's band (`Bands.classes`), so that the scheme gives the same clusters again. The bands
+are as private as the key, and a server that solves the clusters sees them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from milkglass.errors import UsageError
 from milkglass.parameters import Limit
 from milkglass.schemes.mixture import Ids
 
-MIN_CLUSTERS_PER_BAND = 4  # times k it is the least number of tokens of a band, so that neighbours can be chosen in it
+MIN_CLUSTERS_PER_BAND = 4  # a band has at least this many times k tokens, so that neighbours can be chosen in it
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,14 @@ class Bands:
 
     @classmethod
     def from_counts(cls, counts: NDArray[np.int64], factor: float) -> Bands:
-        """Returns bands for counts (n,) of each token in the text that is to be protected, or in one like it.
+        """Returns bands by frequency.
 
-        Raises UsageError for a text without tokens, and for a factor that is not above 1.
+        Args:
+            counts: (n,) how often each token occurs in the text to be protected, or in one like it.
+            factor: as `Bands.factor`.
+
+        Raises:
+            UsageError: the text has no tokens, or the factor is not above 1.
         """
         if not counts.any():
             raise UsageError("the text for --bands has no tokens", "give text like the one that will be sent")
@@ -57,9 +62,17 @@ class Bands:
         return cls(factor, base64.b64encode(zlib.compress(classes.tobytes(), 9)).decode())
 
     def split(self, order: Ids, n: int, k: int) -> list[Ids]:
-        """Returns the rows of `order` in bands of at least MIN_CLUSTERS_PER_BAND * k, the most frequent band first.
+        """Divides rows into bands, the most frequent first.
 
-        Raises UsageError if the bands are of another number of tokens than n.
+        A band of fewer than MIN_CLUSTERS_PER_BAND * k rows is joined with its neighbour.
+
+        Args:
+            order: the rows to divide.
+            n: the number of tokens of the table.
+            k: the size of a cluster.
+
+        Raises:
+            UsageError: the bands are of a table with another number of tokens.
         """
         classes = np.frombuffer(zlib.decompress(base64.b64decode(self.classes)), np.uint8)
         if len(classes) != n:

@@ -83,8 +83,8 @@ class Hyperparameters(BaseModel):
     early_stopping: int | None = Field(None, ge=1)  # epochs that may validate no better; the best epoch stays
     group_by_length: bool = True  # batches of like lengths: far less padding, and not quite a random order
     seed: int = Field(0, ge=0, lt=2**32)
-    save_steps: int = Field(200, ge=1)
-    logging_steps: int = Field(10, ge=1)
+    save_steps: int = Field(200, ge=1)  # optimiser steps between two checkpoints
+    logging_steps: int = Field(10, ge=1)  # optimiser steps between two `metrics` events
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the arithmetic; the weights are fp32 while they train
 
     @model_validator(mode="before")
@@ -145,14 +145,23 @@ class Hyperparameters(BaseModel):
 
 
 class JobSpec(BaseModel):
-    """Describes a worker's job. Paths are the server's and absolute. Unknown fields of earlier versions are ignored."""
+    """Describes a worker's job. Unknown fields of earlier versions are ignored.
+
+    Attributes:
+        model: the absolute path of the model's folder on the server.
+        train: the absolute path of the training rows.
+        validation: the absolute path of the validation rows. None: there are none.
+        hyperparameters: how the model is trained.
+        threads: CPU threads. None: torch decides.
+        quota: the most bytes of the server's home, two folders above the job's. None: no limit.
+    """
 
     model: str
     train: str
     validation: str | None = None
     hyperparameters: Hyperparameters
-    threads: int | None = Field(None, ge=1)  # CPU threads; None: torch's choice
-    quota: int | None = Field(None, ge=1)  # bytes that the server's home, two folders above the job, may take
+    threads: int | None = Field(None, ge=1)
+    quota: int | None = Field(None, ge=1)
 
 
 class Event(BaseModel):
@@ -184,8 +193,8 @@ class Status(BaseModel):
 LORA_SETTINGS = ("lora_rank", "lora_alpha", "full_first", "full_last", "train_tables")
 
 
-def require_used(hyperparameters: Hyperparameters, name_of: Callable[[str], str] = str) -> None:
-    """Raises UsageError for a setting of LoRA that was given though all weights are trained.
+def refuse_unused_lora_settings(hyperparameters: Hyperparameters, name_of: Callable[[str], str] = str) -> None:
+    """Raises UsageError if a LoRA setting was given and the method is not LoRA.
 
     Args:
         name_of: returns a hyperparameter's name in messages.
@@ -198,17 +207,20 @@ def require_used(hyperparameters: Hyperparameters, name_of: Callable[[str], str]
         )
 
 
-def hyperparameters_of(requested: Mapping[str, Any], name_of: Callable[[str], str] = str) -> dict[str, Any]:
-    """Returns the hyperparameters that are not None. Raises UsageError for what the server would refuse.
+def checked_settings(requested: Mapping[str, Any], name_of: Callable[[str], str] = str) -> dict[str, Any]:
+    """Returns the settings that are not None, as the server would accept them.
 
     Args:
         name_of: returns a hyperparameter's name in messages.
+
+    Raises:
+        UsageError: the server would refuse one.
     """
     settings = {name: value for name, value in requested.items() if value is not None}
     try:
         hyperparameters = Hyperparameters(**settings)
         if "task" in settings or "method" in settings:  # otherwise the data decide how it is trained
-            require_used(hyperparameters, name_of)
+            refuse_unused_lora_settings(hyperparameters, name_of)
         return hyperparameters.model_dump(exclude_none=True, include={*settings})
     except ValidationError as error:
         fault = error.errors()[0]

@@ -111,9 +111,10 @@ class Attack(abc.ABC):
         if reason := why_not(self, transcript, knowledge):
             raise UsageError(f"{self.name} does not apply: {reason}", "choose an attack for which why_not is None")
         guess = self.run(transcript, knowledge, budget, rng)
-        if guess.by_id is not None and len(guess.by_id) != transcript.size:
+        if guess.by_id is not None and len(guess.by_id) != transcript.vocab_size:
             raise UsageError(
-                f"by_id of a guess of {self.name} has {len(guess.by_id):,} rows for {transcript.size:,} scrambled ids",
+                f"by_id of a guess of {self.name} has {len(guess.by_id):,} rows for "
+                f"{transcript.vocab_size:,} scrambled ids",
                 "give a row for each of them",
             )
         return guess
@@ -158,7 +159,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
             return _REASON_OF_MISSING_FIELD[name]
     if knowledge.corpus is not None and "corpus" in attack.assumes | attack.uses:
         ids = knowledge.corpus.ids
-        size = knowledge.token_count(transcript.size)
+        size = knowledge.token_count(transcript.vocab_size)
         unknown_ids = ids[(ids < 0) | (ids >= size)]
         if len(unknown_ids):
             return f"an id of {unknown_ids[0]} in the public text, in a vocabulary of {size}"

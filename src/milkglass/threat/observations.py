@@ -1,6 +1,6 @@
 """Defines what an attacker sees: the observations of a transcript.
 
-A transcript is all that crossed to, or rests on, the server's side. Public ids are the ids of the public tokenizer, and
+A transcript is all that crossed to the server or is stored there. Public ids are the ids of the public tokenizer, and
 scrambled ids are those that crossed the wire. A vocabulary has n of each, or n' > n scrambled ids where a token has
 several (aliases). Arrays by scrambled id have n' rows, which is written n where it makes no difference.
 """
@@ -30,12 +30,12 @@ class Tokens(Observation):
     Attributes:
         ids: a sequence for each text.
         purpose: "train" or "infer", or "" if it is not known.
-        types: for each id the text of a pair to which it belongs, 0 or 1. None if that was not sent.
+        token_types: 0 or 1 for each id: whether it belongs to the first or the second text of a pair. None: not sent.
     """
 
     ids: Sequences
     purpose: str = ""
-    types: Sequences | None = None
+    token_types: Sequences | None = None
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,19 @@ class Activations(Observation):
 
     Attributes:
         hidden: (total, d) a row for each token of each text.
-        lengths: (texts,) how many rows each text has.
+        lengths: (texts,) how many tokens each text has; 1 each if rows are pooled.
         layer: how many layers have run; with 0 these are embeddings.
         pooled: whether each text has one row alone.
-        mixed: (texts,) how many rows stand for each text, if rows are linear combinations of what enters the next
-            layer's attention and of rows that stand for nothing. None if rows are not mixed.
+        mixed_row_counts: (texts,) how many rows of `hidden` each text has, if these are linear combinations of the
+            text's states and of added rows that stand for no token. None: rows are not mixed, and each stands for a
+            token or a pooled text.
     """
 
     hidden: torch.Tensor
     lengths: Ids
     layer: int
     pooled: bool = False
-    mixed: Ids | None = None
+    mixed_row_counts: Ids | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Records(Observation):
     times: Sequences
 
 
-Kind = TypeVar("Kind", bound=Observation)
+ObservationT = TypeVar("ObservationT", bound=Observation)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Transcript:
 
     Attributes:
         observations: in the order in which they were made.
-        size: n', the number of scrambled ids.
+        vocab_size: n', the number of scrambled ids.
         key_id: the public identifier of the key. None if it was not recorded.
 
     Raises:
@@ -129,22 +130,22 @@ class Transcript:
     """
 
     observations: tuple[Observation, ...]
-    size: int
+    vocab_size: int
     key_id: str | None = None
 
     def __post_init__(self) -> None:
         for observation in self.observations:
             if isinstance(observation, Tokens | Outputs) and observation.ids.ids.size:
                 low, high = int(observation.ids.ids.min()), int(observation.ids.ids.max())
-                if low < 0 or high >= self.size:
+                if low < 0 or high >= self.vocab_size:
                     raise UsageError(
-                        f"an id of {low if low < 0 else high} in a vocabulary of {self.size}",
+                        f"an id of {low if low < 0 else high} in a vocabulary of {self.vocab_size}",
                         "the transcript and the model do not belong together",
                     )
             if isinstance(observation, Activations):
                 _require_states(observation.hidden)
 
-    def all(self, kind: type[Kind]) -> tuple[Kind, ...]:
+    def all(self, kind: type[ObservationT]) -> tuple[ObservationT, ...]:
         """Returns the observations of one kind, in order."""
         return tuple(observation for observation in self.observations if isinstance(observation, kind))
 
@@ -171,7 +172,7 @@ class Transcript:
     @property
     def id_counts(self) -> Ids:
         """Returns (n',) how often each scrambled id was sent or generated."""
-        return self.tokens.counts(self.size) + self.outputs.counts(self.size)
+        return self.tokens.counts(self.vocab_size) + self.outputs.counts(self.vocab_size)
 
     @property
     def prompts(self) -> Sequences:
@@ -188,7 +189,7 @@ class Transcript:
 
     @property
     def model(self) -> Model:
-        """Returns the scrambled model, as it was uploaded if possible, since training blurs it.
+        """Returns the last uploaded model, or the last fine-tuned one if none was uploaded: training blurs the table.
 
         Raises UsageError if there is none.
         """

@@ -19,7 +19,7 @@ from milkglass.models.families import family_of
 from milkglass.server.process import WebServer, listen
 from milkglass.server.settings import Limits, ServerSettings
 from milkglass.split.decoder import app
-from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
+from milkglass.split.decoder.client import DecoderClient, SplitSampling, SplitStream
 from milkglass.split.decoder.gate import TableGate
 from milkglass.split.decoder.server import SessionTable, open_decoder
 from milkglass.split.spec import DecoderInfo
@@ -33,7 +33,7 @@ PROMPT = [5, 40, 41, 42, 7]
 class Served:
     """A running server, and the model's table (n, d)."""
 
-    server: DecoderServer
+    server: DecoderClient
     port: int
     sessions: SessionTable
     gate: TableGate
@@ -87,7 +87,7 @@ def serving(
     thread.start()
     port = listener.getsockname()[1]
     table = checkpoint.read(family_of(checkpoint.config).locate(checkpoint).table)
-    server = DecoderServer(f"http://127.0.0.1:{port}", TOKEN, retry=PATIENCE)
+    server = DecoderClient(f"http://127.0.0.1:{port}", TOKEN, retry=PATIENCE)
     try:
         until = time.monotonic() + 60
         while not web.started and time.monotonic() < until:

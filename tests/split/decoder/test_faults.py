@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 from milkglass.errors import BadUpload, RemoteError, Unauthorized, Unreachable
 from milkglass.server.inference.generator import ModelFailed
 from milkglass.split.decoder import frames
-from milkglass.split.decoder.client import DecoderServer
+from milkglass.split.decoder.client import DecoderClient
 from milkglass.split.decoder.server import SplitSequence
 from milkglass.split.spec import STREAM_PATH
 from tests.split.decoder.kit import PATIENCE, PROMPT, TOKEN, Served, serving
@@ -112,7 +112,7 @@ def test_without_the_token_there_is_no_stream(served: Served) -> None:
     with pytest.raises(InvalidStatus, match="403"):
         connect(f"ws://127.0.0.1:{served.port}{STREAM_PATH}", proxy=None)
     with pytest.raises(Unauthorized):
-        DecoderServer(f"http://127.0.0.1:{served.port}", "another", retry=PATIENCE).connect()
+        DecoderClient(f"http://127.0.0.1:{served.port}", "another", retry=PATIENCE).connect()
 
 
 def test_a_client_that_vanishes_leaves_no_session(folder: Path, tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_a_slow_client_delays_nobody(served: Served) -> None:
 def test_a_lost_connection_is_an_error_and_its_session_ends(served: Served, after: int) -> None:
     stream, calls = served.stream(10, "float32"), 0
     made: list[ClientConnection] = []
-    connected = DecoderServer.connect
+    connected = DecoderClient.connect
 
-    class Kept(DecoderServer):
+    class Kept(DecoderClient):
         def connect(self) -> ClientConnection:
             made.append(connected(self))
             return made[-1]

@@ -14,7 +14,7 @@ from websockets.sync.server import ServerConnection, serve
 from milkglass.client.remote.connection import RetryPolicy
 from milkglass.errors import RemoteError, Unreachable
 from milkglass.split.decoder import client, frames
-from milkglass.split.decoder.client import DecoderServer, SplitSampling, SplitStream
+from milkglass.split.decoder.client import DecoderClient, SplitSampling, SplitStream
 from milkglass.split.spec import DecoderInfo
 from tests.serving import in_thread
 
@@ -31,7 +31,7 @@ def stream_of(handle: Callable[[ServerConnection], None], sampling: SplitSamplin
 
     with serve(greeted, "127.0.0.1", 0) as server, in_thread(server):
         patience = RetryPolicy(max_attempts=2, first_limit=0.01, last_limit=0.01)
-        at = DecoderServer(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "t", retry=patience)
+        at = DecoderClient(f"http://127.0.0.1:{server.socket.getsockname()[1]}", "t", retry=patience)
         yield at.stream(INFO, sampling, "float32")
 
 
@@ -44,14 +44,14 @@ def answers(socket: ServerConnection, token: int, end: int | None) -> None:
 def test_an_answer_that_does_not_end_is_refused() -> None:
     asked: list[int] = []
 
-    def row_of(token: int) -> torch.Tensor:
+    def vector_of(token: int) -> torch.Tensor:
         asked.append(token)
         assert len(asked) < 100, "the answer has no end"
         return torch.zeros(1, 8)
 
     with stream_of(lambda socket: answers(socket, 5, None), SplitSampling(max_tokens=8)) as stream:
         with pytest.raises(RemoteError, match=r"\b8 ids\b.*\b8\b"):
-            list(stream.ids(torch.zeros(3, 8), row_of))
+            list(stream.ids(torch.zeros(3, 8), vector_of))
         assert len(asked) == 7, "no row leaves for an id beyond the last"
 
 
@@ -69,7 +69,7 @@ def test_words_where_an_id_is_due_end_the_answer(words: str) -> None:
 
 
 def test_a_connection_that_was_given_up_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(client, "TOKEN_TIMEOUT_SECONDS", 0.3)
     gone = threading.Event()
 
     def silent(socket: ServerConnection) -> None:

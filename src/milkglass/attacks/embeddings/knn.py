@@ -64,11 +64,11 @@ class NearestRows(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Compares the most frequent ids first, so that a short budget reads those."""
         rows = self.features(transcript, knowledge, rng)
-        order = np.argsort(-transcript.tokens.counts(transcript.size), kind="stable")
+        order = np.argsort(-transcript.tokens.counts(transcript.vocab_size), kind="stable")
         nearest_rows = nearest(
             rows.scrambled[torch.from_numpy(order)], rows.public, self.k, rows.metric, budget
         ).numpy()
-        table = np.full((transcript.size, nearest_rows.shape[1]), NO_BELIEF, np.int64)
+        table = np.full((transcript.vocab_size, nearest_rows.shape[1]), NO_BELIEF, np.int64)
         table[order[: len(nearest_rows)]] = nearest_rows
         return Guess(by_id=table)
 

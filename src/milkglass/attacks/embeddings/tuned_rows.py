@@ -98,7 +98,7 @@ class TunedRows(Solver):
         tables = _tables(transcript)
         assert not isinstance(tables, str)
         movement_scores = normal_scores(movement(*tables))
-        count_scores = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.size)))
+        count_scores = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.vocab_size)))
         log_likelihoods = tuple(
             prior
             - (movement_scores[group.rows][:, None] - count_scores[group.members][None]) ** 2 / (2 * self.spread**2)

@@ -69,7 +69,7 @@ class ERAPlus(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        prior, size = required(knowledge.candidates), transcript.size
+        prior, size = required(knowledge.candidates), transcript.vocab_size
         if knowledge.corpus is not None and Tokens in transcript.kinds:
             prior = Decipherment().learn(transcript, knowledge, budget, rng)
         generating_states, has_state = generation_states(transcript)

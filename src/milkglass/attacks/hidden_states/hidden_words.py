@@ -46,7 +46,7 @@ class HiddenWords(LinearWordClassifier):
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if (required(knowledge.corpus).lengths > 0).sum() < 2:
             return "fewer than two public texts hold a token: their vectors cannot be distinguished from others"
-        if any(activations.mixed is not None for activations in transcript.all(Activations)):
+        if any(activations.mixed_row_counts is not None for activations in transcript.all(Activations)):
             return "the rows of each text are mixed with random signs, and their mean says nothing"
         widths = {activations.hidden.shape[1] for activations in transcript.all(Activations)}
         return None if len(widths) == 1 else f"the states have {len(widths)} different widths"

@@ -44,7 +44,7 @@ def why_no_token_states(transcript: Transcript, width: int) -> str | None:
     for states in transcript.all(Activations):
         if states.pooled:
             return "the states are one for a text, and say nothing of single tokens"
-        if states.mixed is not None:
+        if states.mixed_row_counts is not None:
             return "the rows of each text are mixed, and stand for no single token"
         if len(states.hidden) != states.lengths.sum():
             return "the states are not one for each token"

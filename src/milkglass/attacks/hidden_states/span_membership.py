@@ -75,7 +75,9 @@ class SpanMembership(Attack):
         require(self)
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
+        mixed_states = [
+            activations for activations in transcript.all(Activations) if activations.mixed_row_counts is not None
+        ]
         if not mixed_states:
             return "no rows are mixed: other attacks read each state"
         layer_0_states = [activations for activations in mixed_states if activations.layer == 0]
@@ -95,7 +97,9 @@ class SpanMembership(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        mixed_states = [activations for activations in transcript.all(Activations) if activations.mixed is not None]
+        mixed_states = [
+            activations for activations in transcript.all(Activations) if activations.mixed_row_counts is not None
+        ]
         first_rows = [
             part for activations in mixed_states if activations.layer == 0 for part in _rows_of_texts(activations)
         ]
@@ -193,7 +197,7 @@ class SpanReader:
 
 def _row_counts(activations: Activations) -> Ids:
     """Returns (texts,) how many rows stand for each text."""
-    return activations.lengths if activations.mixed is None else activations.mixed
+    return activations.lengths if activations.mixed_row_counts is None else activations.mixed_row_counts
 
 
 def _rows_of_texts(activations: Activations) -> list[tuple[torch.Tensor, int]]:

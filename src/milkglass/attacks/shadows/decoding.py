@@ -59,8 +59,8 @@ class ShadowDecoding(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         rehearsed_texts = rehearse_corpus(knowledge, self.rehearsals, rng)
-        channel = self.channel(required(knowledge.candidates), corpus, rehearsed_texts, transcript.size)
-        neighbours = BigramModel(corpus, transcript.size, channel.shares, self.mix)
+        channel = self.channel(required(knowledge.candidates), corpus, rehearsed_texts, transcript.vocab_size)
+        neighbours = BigramModel(corpus, transcript.vocab_size, channel.shares, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(by_token=write_guesses(transcript.tokens, channel, neighbours, guess, budget))
 

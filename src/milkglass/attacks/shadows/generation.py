@@ -74,7 +74,7 @@ class ShadowGeneration(Attack):
         own_shadows, origin = rehearse_corpus(knowledge, 1, rng)[0]
         if len(own_shadows.ids) != len(origin) or (origin != np.arange(len(origin))).any():
             raise UsageError("this defence does not replace tokens in their places", "use the channel attack")
-        model = self._model(transcript.size, int(rng.integers(2**31)))
+        model = self._model(transcript.vocab_size, int(rng.integers(2**31)))
         self._train(model, own_shadows, knowledge, budget, rng)
         allowed = self._allowed_ids(knowledge)
         tokens = transcript.tokens
@@ -85,7 +85,7 @@ class ShadowGeneration(Attack):
             shadows = stack(tokens, text_indices)
             budget.spend(work.forward(model, int(1.5 * shadows.shape[1] * shadows.numel())))
             guess[places(tokens, text_indices), 0] = (
-                _write_originals(model, shadows, transcript.size, allowed).reshape(-1).cpu().numpy()
+                _write_originals(model, shadows, transcript.vocab_size, allowed).reshape(-1).cpu().numpy()
             )
         return Guess(by_token=guess)
 

@@ -30,5 +30,5 @@ class AsItIs(Attack):
     assumes = frozenset({"public_model"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        ids = np.arange(transcript.size, dtype=np.int64)
-        return Guess(by_id=np.where(ids < knowledge.token_count(transcript.size), ids, NO_BELIEF)[:, None])
+        ids = np.arange(transcript.vocab_size, dtype=np.int64)
+        return Guess(by_id=np.where(ids < knowledge.token_count(transcript.vocab_size), ids, NO_BELIEF)[:, None])

@@ -202,9 +202,9 @@ class ChannelAttack(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
         channel = estimate_channel(
-            corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.size, self.candidates
+            corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.vocab_size, self.candidates
         )
-        bigrams = BigramModel(corpus, transcript.size, channel.shares, self.mix)
+        bigrams = BigramModel(corpus, transcript.vocab_size, channel.shares, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         guess[:, 0] = transcript.tokens.ids  # what time does not reach is read as it was sent
         return Guess(by_token=write_guesses(transcript.tokens, channel, bigrams, guess, budget))

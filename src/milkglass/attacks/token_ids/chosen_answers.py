@@ -48,7 +48,7 @@ class ChosenAnswers(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         sent_texts, next_index = list(transcript.tokens), 0
-        named = np.full(transcript.size, NO_BELIEF, np.int64)
+        named = np.full(transcript.vocab_size, NO_BELIEF, np.int64)
         answers = zip(transcript.prompts, transcript.outputs, required(knowledge.answers), strict=True)
         for prompt, written_ids, public_ids in answers:
             places = (i for i in range(next_index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt))

@@ -46,8 +46,8 @@ class ClusterConditional(Attack):
     assumes = frozenset({"candidates", "corpus"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        counts = required(knowledge.corpus).counts(knowledge.token_count(transcript.size))
-        table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
+        counts = required(knowledge.corpus).counts(knowledge.token_count(transcript.vocab_size))
+        table = np.full((transcript.vocab_size, self.k), NO_BELIEF, np.int64)
         for group in required(knowledge.candidates).groups:
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]

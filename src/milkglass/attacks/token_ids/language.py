@@ -98,14 +98,18 @@ class LanguageModel(Solver):
         if budget.left() <= settling_seconds or not len(transcript.tokens.ids):
             return settled
         reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
-        log_share = np.log(PublicPairCounts(required(knowledge.corpus), knowledge.token_count(transcript.size)).share)
-        prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.size)
+        log_share = np.log(
+            PublicPairCounts(required(knowledge.corpus), knowledge.token_count(transcript.vocab_size)).share
+        )
+        prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.vocab_size)
         stored = [np.zeros_like(array) for array in prior]
-        places_seen = np.zeros(transcript.size, np.int64)
+        places_seen = np.zeros(transcript.vocab_size, np.int64)
         for index in range(self.rounds):
             seconds = (budget.left() - settling_seconds) / (self.rounds - index)
             round_budget = Budget(seconds, stopped=budget.stopped, clock=budget.clock)
-            table = EvidenceTable(settled, transcript.tokens, self.certain, log_share, self.contexts, transcript.size)
+            table = EvidenceTable(
+                settled, transcript.tokens, self.certain, log_share, self.contexts, transcript.vocab_size
+            )
             self._update(table, reader, transcript, settled, round_budget, rng)
             table.store(table.evidence(self.patience), stored, places_seen, first_candidates.groups)
             budget.progress((index + 1) / self.rounds)
@@ -126,7 +130,7 @@ class LanguageModel(Solver):
     ) -> None:
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
-        reading = texts.map_ids(required(guess_by_rank(candidates, transcript.size, 1).by_id)[:, 0])
+        reading = texts.map_ids(required(guess_by_rank(candidates, transcript.vocab_size, 1).by_id)[:, 0])
         queue, log_mean = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
             text_indices, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]

@@ -129,8 +129,8 @@ class SDA(Attack):
         rows = transcript.table[torch.from_numpy(sent_ids)]
         nearest_rows = nearest(rows, table, self.candidates)
         cosines = torch.nn.functional.cosine_similarity(rows[:, None], table[nearest_rows], dim=2)
-        candidate_ids = np.zeros((transcript.size, self.candidates), np.int64)
-        log_prior = np.zeros((transcript.size, self.candidates))
+        candidate_ids = np.zeros((transcript.vocab_size, self.candidates), np.int64)
+        log_prior = np.zeros((transcript.vocab_size, self.candidates))
         candidate_ids[sent_ids] = nearest_rows.numpy()
         log_prior[sent_ids] = self.prior * torch.log_softmax(cosines.double() / TEMPERATURE, 1).numpy()
         candidate_ids[crib_pairs[:, 0]], log_prior[crib_pairs[:, 0]] = crib_pairs[:, 1:], 0.0

@@ -331,7 +331,9 @@ class SymbolDecoder(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         public, corpus = required(knowledge.public_model), required(knowledge.corpus)
-        symbols = SymbolMembers(required(knowledge.candidates), transcript.size, public.vocab_size, knowledge.responses)
+        symbols = SymbolMembers(
+            required(knowledge.candidates), transcript.vocab_size, public.vocab_size, knowledge.responses
+        )
         order = rng.permutation(len(corpus))
         count = max(1, int(self.held_out * len(corpus)))
         if knowledge.responses is not None:  # each place then has all tokens of many symbols to be weighed

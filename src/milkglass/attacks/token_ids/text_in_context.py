@@ -63,8 +63,8 @@ class TextInContext(Attack):
         model = ClusterHmm(
             candidates if responses is None else candidates.for_exchanged_ids(responses),
             required(knowledge.corpus),
-            transcript.size,
-            knowledge.token_count(transcript.size),
+            transcript.vocab_size,
+            knowledge.token_count(transcript.vocab_size),
             has_exchanged_ids=responses is not None,
         )
         texts = transcript.tokens

@@ -75,13 +75,13 @@ class TFA(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         corpus = required(knowledge.corpus)
-        sent_counts = transcript.tokens.counts(transcript.size)
-        public_counts = corpus.counts(knowledge.token_count(transcript.size))
+        sent_counts = transcript.tokens.counts(transcript.vocab_size)
+        public_counts = corpus.counts(knowledge.token_count(transcript.vocab_size))
         crib_pairs = np.empty((0, 2), np.int64)
         if self.places:
             crib_pairs = cribs.consistent_pairs(cribs.pairs_at_constant_positions(transcript.tokens, corpus))
             sent_counts[crib_pairs[:, 0]], public_counts[crib_pairs[:, 1]] = 0, 0
-        table = np.full((transcript.size, self.k), NO_BELIEF, np.int64)
+        table = np.full((transcript.vocab_size, self.k), NO_BELIEF, np.int64)
         # section 5.2 of Lin et al.: relative frequencies on both sides
         sent_ids = ids_by_frequency(sent_counts)
         public_ids = np.repeat(ids_by_frequency(public_counts), knowledge.alias_count)

@@ -96,7 +96,7 @@ def words_of(scene: Scene) -> DefenceWords:
     if scene.words is not None:
         return scene.words
     if scene.sends_states:
-        is_mixed = any(states.mixed is not None for states in scene.transcript.all(Activations))
+        is_mixed = any(states.mixed_row_counts is not None for states in scene.transcript.all(Activations))
         return DefenceWords(**TEXTS["defence"]["mixed" if is_mixed else "states"])
     kind = "symbols" if scene.symbols is not None else "clusters" if scene.cluster_report.shared else "tokens"
     kind = "aliases" if kind == "tokens" and scene.cluster_report.aliases > 1 else kind
@@ -145,7 +145,7 @@ def id_information(scene: Scene) -> IdInformation | None:
     """Returns the bits that an id can reveal of its token, whatever is known; None if it stands for one token."""
     if scene.symbols is None:
         return None
-    sent, size = scene.truth.tokens.ids, scene.transcript.size
+    sent, size = scene.truth.tokens.ids, scene.transcript.vocab_size
     ids = scene.symbols[sent[scene.truth.ordinary[sent]]]
     responses = scene.adversaries[0].knowledge.responses
     occurrences, epsilon = np.bincount(ids, minlength=size), responses.epsilon if responses else None

@@ -124,7 +124,7 @@ class _UpdateAttacker:
     def __call__(self, scene: Scene, attacks: Mapping[str, Attack], uses_ghost: bool) -> list[FinishedAttack]:
         """Runs all attacks on one update, each with an equal share of what is left of the budget."""
         applicable = {name: attack for name, attack in attacks.items() if uses_ghost or Tokens not in attack.sees}
-        options = RunOptions(counts_min_seconds=False, own_budget=self._share, deadline=self._deadline)
+        options = RunOptions(requires_min_seconds=False, next_budget=self._share, deadline=self._deadline)
         finished = run(
             scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), options
         ).finished_attacks

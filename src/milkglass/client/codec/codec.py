@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 
 from milkglass.client.codec.aliases import AliasChoices, IdExchange, StreamSource, secret_stream
 from milkglass.client.codec.conversation import (
+    as_text_list,
     render,
-    require_list,
+    require_encodable,
     require_messages,
-    require_text,
     split_marked,
-    takes_tools,
-    template_variables,
-    unused_letters,
+    supports_tools,
+    template_option_names,
+    unused_characters,
 )
 from milkglass.client.codec.encoded import Encoded, Ids, LabelledIds, Tool, answerless_error, encode_conversations
 from milkglass.client.codec.kept_ids import ANSWER_IDS, KeptIds
 from milkglass.client.codec.streaming import StreamDecoder
 from milkglass.client.key.file import UnlockedKey
 from milkglass.client.key.key import Key
-from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_config import ModelSampling
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import CodecError, EmptyText, IdOutOfRange, KeyForOtherModel, ModelError, TooLong, UsageError
 from milkglass.models.checkpoint import read_generation
 from milkglass.models.pieces import TextPiece, special_ids_around
@@ -148,11 +148,11 @@ class Codec:
             IdOutOfRange: the tokenizer has a token that the model has no row for.
             UsageError: the numbers of texts and pairs differ, or the limit leaves no room for a token.
         """
-        texts = require_list(texts)
-        require_text(texts)
+        texts = as_text_list(texts)
+        require_encodable(texts)
         if pairs is not None:
-            pairs = require_list(pairs)
-            require_text(pairs)
+            pairs = as_text_list(pairs)
+            require_encodable(pairs)
             if len(pairs) != len(texts):
                 raise UsageError(f"{len(texts)} texts and {len(pairs)} pairs", "give one pair a text")
         if not texts:
@@ -205,19 +205,19 @@ class Codec:
             truncate: whether a conversation that is too long loses its end. Otherwise it is refused.
             tools: functions that the template shows to the model.
             answer_start: text with which the answer is made to begin, after the template's own start.
-            options: values of further variables of the template (`template_variables`), such as `enable_thinking`.
+            options: values of further variables of the template (`template_option_names`), such as `enable_thinking`.
 
         Raises:
             NoChatTemplate: the model has no template.
             TooLong: the conversation is too long.
             CodecError: the template refuses the conversation, or has no place for tools or options.
         """
-        if tools and not self.takes_tools:
+        if tools and not self.supports_tools:
             raise CodecError("the model's chat template has no place for tools", "leave tools out")
         require_messages(self.tokenizer, messages)
         messages = [self._with_visible_answer(message) for message in messages]
         rendered = render(self.tokenizer, messages, add_generation_prompt, tools, options, self.decode)
-        ids = rendered.append(answer_start).tokens(self.tokenizer)[0]
+        ids = rendered.append(answer_start).tokenize(self.tokenizer)[0]
         limit = self._limit(max_length)
         if not truncate:
             self._require_max_length(np.array([len(ids)]), limit)
@@ -232,15 +232,15 @@ class Codec:
         Raises:
             CodecError: as in `encode`.
         """
-        require_text([text])
-        kept_ids, marked = KeptIds(self.decode, unused_letters([text])), text
+        require_encodable([text])
+        kept_ids, marked = KeptIds(self.decode, unused_characters([text])), text
         for ids in answers:
             marked = kept_ids.mark_prompt(marked, self._visible_ids(ids))
         if not kept_ids.kept_by_mark:
             return self.encode([text], parse_special=True).ids[0]
         rendered = split_marked(kept_ids, marked, lambda part: [TextPiece(part, False)] if part else [])
         prefix, suffix = special_ids_around(self.tokenizer)
-        original = [*prefix, *rendered.tokens(self.tokenizer)[0], *suffix]
+        original = [*prefix, *rendered.tokenize(self.tokenizer)[0], *suffix]
         self._require_max_length(np.array([len(original)]), self._limit(None))
         return self._scramble_except_kept(original, rendered.kept_ids)
 
@@ -404,14 +404,14 @@ class Codec:
         return bool(self.tokenizer.chat_template)
 
     @property
-    def takes_tools(self) -> bool:
-        """Returns whether the chat template has a place for tools."""
-        return takes_tools(self.tokenizer)
+    def supports_tools(self) -> bool:
+        """Returns whether the chat template reads `tools`."""
+        return supports_tools(self.tokenizer)
 
     @property
-    def template_variables(self) -> frozenset[str]:
+    def template_option_names(self) -> frozenset[str]:
         """Returns the names of options that the chat template reads, such as `enable_thinking`."""
-        return template_variables(self.tokenizer)
+        return template_option_names(self.tokenizer)
 
     # --- internals ----------------------------------------------------------------------------------------------------
     def _limit(self, max_length: int | None, added_tokens: int = 0, min_tokens: int = 1) -> int:

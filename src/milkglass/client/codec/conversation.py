@@ -21,27 +21,27 @@ from milkglass.rows.messages import Message
 
 # Fields of a message that a template may see
 MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
-Span = tuple[int, int]
+Span = tuple[int, int]  # (start, stop) in characters
 DecodeIds = Callable[[Sequence[int]], str]  # decodes the ids of an answer
-PRIVATE_USE = range(0xF0000, 0xFFFFE)  # letters that texts rarely use; unused ones serve as marks
+PRIVATE_USE = range(0xF0000, 0xFFFFE)  # characters that texts rarely use; unused ones serve as marks
 
 
-def require_list(texts: Iterable[str]) -> list[str]:
-    """Returns texts as a list. Raises UsageError for a single text, which would be read as a list of letters."""
+def as_text_list(texts: Iterable[str]) -> list[str]:
+    """Returns texts as a list. Raises UsageError for a single text, which would be read as a list of characters."""
     if isinstance(texts, str | bytes):
         raise UsageError("a list of texts is needed, this is one text", "give [text]")
     return list(texts)
 
 
-def require_text(texts: Sequence[str], allows_empty: bool = False) -> None:
+def require_encodable(texts: Sequence[str], allows_empty: bool = False) -> None:
     """Refuses texts that cannot be encoded.
 
     Raises:
-        UsageError: a single text was given, which would be read as a list of letters.
+        UsageError: a single text was given, which would be read as a list of characters.
         EmptyText: a text is empty.
         CodecError: a text is no string, or is not valid Unicode.
     """
-    for index, text in enumerate(require_list(texts)):
+    for index, text in enumerate(as_text_list(texts)):
         if not text and not allows_empty:
             raise EmptyText.of(index, "is empty", "leave empty texts out")
         if not isinstance(text, str):
@@ -61,8 +61,8 @@ def require_messages(tokenizer: Any, messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise CodecError(f"message {number} has no role or no content", 'give {"role": ..., "content": ...}')
-    require_text([message["content"] for message in messages], allows_empty=True)
-    require_text([message["role"] for message in messages], allows_empty=True)
+    require_encodable([message["content"] for message in messages], allows_empty=True)
+    require_encodable([message["role"] for message in messages], allows_empty=True)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class RenderedChat:
     """Holds a conversation or prompt as the template writes it.
 
     Attributes:
-        pieces: the parts of the text. Literal ones come from messages, and have no special tokens.
-        kept_ids: the scrambled ids that the ids -1, -2, ... of pieces stand for.
+        pieces: the parts of the text. In a literal part, the text of a special token is text.
+        kept_ids: the scrambled ids of kept texts. Piece ids -1, -2, ... stand for its first, second, ... entry.
     """
 
     pieces: tuple[TextPiece, ...] = field(repr=False)
@@ -81,12 +81,12 @@ class RenderedChat:
     def text(self) -> str:
         return "".join(piece.text for piece in self.pieces)
 
-    def tokens(self, tokenizer: Any) -> tuple[list[int], Offsets]:
+    def tokenize(self, tokenizer: Any) -> tuple[list[int], Offsets]:
         """Returns the original ids, and each token's (start, stop) in `text`."""
         return tokenize_all(tokenizer, self.pieces)
 
     def append(self, suffix: str) -> RenderedChat:
-        """Returns the conversation with `suffix`, which is the template's text, after it."""
+        """Returns the conversation followed by `suffix`, in which special tokens take effect."""
         return replace(self, pieces=(*self.pieces, TextPiece(suffix, False))) if suffix else self
 
 
@@ -101,10 +101,11 @@ def render(
     """Renders a conversation in the model's chat template.
 
     Args:
+        tokenizer: the model's tokenizer, with its chat template.
         messages: checked by `require_messages`. The template sees the fields of MESSAGE_FIELDS.
-        add_generation_prompt: whether the template's start of an answer follows.
+        add_generation_prompt: whether the template appends the beginning of an answer (as in transformers).
         tools: functions that the template shows to the model.
-        options: values of further variables of the template (`template_variables`).
+        options: values of further variables of the template (`template_option_names`).
         decode_answer: decodes scrambled ids. If it is given, what a message repeats of an answer (`ANSWER_IDS`) keeps
             that answer's ids: its piece has the ids -1, -2, ..., by their place in `RenderedChat.kept_ids`.
 
@@ -113,15 +114,15 @@ def render(
             rewrites the text of a special token in a message.
     """
     options = dict(options or {})
-    if options and (unknown_options := sorted(set(options) - template_variables(tokenizer))):
+    if options and (unknown_options := sorted(set(options) - template_option_names(tokenizer))):
         raise CodecError(
             f"the model's chat template does not read {', '.join(unknown_options)}",
-            f"it reads {', '.join(sorted(template_variables(tokenizer))) or 'no option'}; leave the others out",
+            f"it reads {', '.join(sorted(template_option_names(tokenizer))) or 'no option'}; leave the others out",
         )
     visible_messages = [{name: message[name] for name in MESSAGE_FIELDS if name in message} for message in messages]
-    letters = unused_letters([*_strings_in(visible_messages), *_strings_in(list(tools))])
-    marks = next(letters), next(letters)
-    kept_ids = None if decode_answer is None else KeptIds(decode_answer, letters)
+    characters = unused_characters([*_strings_in(visible_messages), *_strings_in(list(tools))])
+    marks = next(characters), next(characters)
+    kept_ids = None if decode_answer is None else KeptIds(decode_answer, characters)
     if kept_ids is not None:
         answer_ids = [message.get(ANSWER_IDS) for message in messages]
         visible_messages = [
@@ -164,7 +165,7 @@ def split_marked(kept_ids: KeptIds, text: str, split_part: Callable[[str], Itera
     return RenderedChat(tuple(all_pieces), tuple(ids))
 
 
-def template_variables(tokenizer: Any) -> frozenset[str]:
+def template_option_names(tokenizer: Any) -> frozenset[str]:
     """Returns the names of options that the model's chat template reads, such as `enable_thinking`."""
     token_variables = {f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
     return chat_template.template_variables(tokenizer) - token_variables - set(tokenizer.special_tokens_map)
@@ -177,7 +178,7 @@ def _mark_special(
 
     Args:
         json_value: a string, or lists and mappings of strings.
-        marks: the letters before and after a special token's text.
+        marks: the characters before and after a special token's text.
         exempt: finds parts of strings that stay unchanged. None: there are none.
     """
     if isinstance(json_value, str):
@@ -242,9 +243,9 @@ def _special_tokens(tokenizer: Any) -> _SpecialTokens:
 _SPECIAL_TOKENS_BY_TOKENIZER: WeakKeyDictionary[Any, _SpecialTokens] = WeakKeyDictionary()
 
 
-def unused_letters(texts: Sequence[str]) -> Iterator[str]:
-    """Yields letters of private use that occur in none of the texts."""
-    used = {letter for text in texts for letter in text if ord(letter) >= PRIVATE_USE.start}
+def unused_characters(texts: Sequence[str]) -> Iterator[str]:
+    """Yields characters of private use that occur in none of the texts."""
+    used = {character for text in texts for character in text if ord(character) >= PRIVATE_USE.start}
     return (chr(number) for number in PRIVATE_USE if chr(number) not in used)
 
 
@@ -285,14 +286,19 @@ def _strings_in(json_value: Any) -> Iterator[str]:
             yield from _strings_in(element)
 
 
-def takes_tools(tokenizer: Any) -> bool:
-    """Returns whether the chat template has a place for tools. Other templates would silently drop them."""
+def supports_tools(tokenizer: Any) -> bool:
+    """Returns whether the chat template reads `tools`. Other templates would silently drop them."""
     return re.search(r"\btools\b", str(tokenizer.chat_template or "")) is not None
 
 
 @dataclass(frozen=True)
 class SupervisedExample:
-    """Holds a conversation, or its beginning up to an answer, and the (start, stop) of its answers in its text."""
+    """Holds one training example: a conversation, or its beginning up to an answer.
+
+    Attributes:
+        rendered: the conversation.
+        answer_spans: the (start, stop) of each learnt answer in `rendered.text`.
+    """
 
     rendered: RenderedChat
     answer_spans: tuple[Span, ...]

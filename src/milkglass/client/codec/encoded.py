@@ -13,7 +13,7 @@ from milkglass.client.codec.conversation import (
     RenderedChat,
     SupervisedExample,
     require_messages,
-    takes_tools,
+    supports_tools,
     training_examples,
 )
 from milkglass.errors import CodecError, TooLong
@@ -89,7 +89,7 @@ def encode_conversations(
     for index, messages in enumerate(conversations):
         require_messages(tokenizer, messages)
         try:
-            if tools and tools[index] and not takes_tools(tokenizer):
+            if tools and tools[index] and not supports_tools(tokenizer):
                 raise CodecError(
                     "the chat template has no place for tools", "leave tools out, or use a template with one"
                 )
@@ -129,7 +129,7 @@ def _original_ids_and_offsets(tokenizer: Any, rendered: Sequence[RenderedChat]) 
 
     Texts of a single piece are tokenized together, which is faster.
     """
-    separate_results = [None if len(prompt.pieces) == 1 else prompt.tokens(tokenizer) for prompt in rendered]
+    separate_results = [None if len(prompt.pieces) == 1 else prompt.tokenize(tokenizer) for prompt in rendered]
     texts = [prompt.text for prompt, result in zip(rendered, separate_results, strict=True) if result is None]
     if texts:
         batch = tokenizer(texts, add_special_tokens=False, truncation=False, return_offsets_mapping=True)

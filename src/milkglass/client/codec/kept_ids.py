@@ -37,18 +37,18 @@ class KeptIds:
 
     Attributes:
         decode: returns the text of scrambled ids.
-        letters: yields letters that no message has: first `end_mark`, then one mark for each kept text.
-        end_mark: the letter after each kept text.
-        kept_by_mark: the kept texts, by the letter before each.
+        characters: yields characters that no message has: first `end_mark`, then one mark for each kept text.
+        end_mark: the character after each kept text.
+        kept_by_mark: the kept texts, by the character before each.
     """
 
     decode: Callable[[Sequence[int]], str]
-    letters: Iterator[str]
+    characters: Iterator[str]
     end_mark: str = ""
     kept_by_mark: dict[str, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.end_mark = next(self.letters)
+        self.end_mark = next(self.characters)
 
     def mark_prompt(self, text: str, ids: Sequence[int]) -> str:
         """Returns a text with marks around what it repeats of the answer with these ids."""
@@ -72,7 +72,7 @@ class KeptIds:
 
     def _without_marks(self, text: str) -> str:
         """Returns a text that has no marks. Raises RewrittenText if it has one."""
-        if any(letter in text for letter in (*self.kept_by_mark, self.end_mark)):
+        if any(character in text for character in (*self.kept_by_mark, self.end_mark)):
             raise RewrittenText
         return text
 
@@ -120,7 +120,7 @@ class KeptIds:
         start = text_start + prefix - answer_start
         if first >= last or not inner or text[start : start + len(inner)] != inner:
             return text
-        mark = next(self.letters)
+        mark = next(self.characters)
         self.kept_by_mark[mark] = KeptText(inner, tuple(ids[first:last]))
         return f"{text[:start]}{mark}{inner}{self.end_mark}{text[start + len(inner) :]}"
 

@@ -2,7 +2,7 @@
 
 With few exceptions a model writes its words as the tokenizer does. A server that spells words in other tokens wants to
 see in the next prompt how they are sent: each place reveals an id (attack `chosen-answers`). Such an answer is ended,
-and so is one that adds to too many places of earlier answers, or that writes plain letters of calls as JSON escapes.
+and so is one that adds to too many places of earlier answers, or that writes plain characters of calls as JSON escapes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SpellingCounts:
     Attributes:
         token_count: the answer's checked tokens.
         runs: the tokenizer's own ids of each piece of text that was written in other tokens.
-        escape_count: plain letters that calls write as JSON escapes.
+        escape_count: plain characters that calls write as JSON escapes.
     """
 
     token_count: int = 0
@@ -130,7 +130,7 @@ class SpellingCheck:
             self._count(is_final=False)
 
     def add_escapes(self, count: int) -> None:
-        """Adds escapes of plain letters in a call, and raises MisspeltAnswer like `push`."""
+        """Adds escapes of plain characters in a call, and raises MisspeltAnswer like `push`."""
         self.counts.escape_count += count
         if count:
             self._require_few_places()

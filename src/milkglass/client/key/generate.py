@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from milkglass.client.key.key import Key, KeyInfo, hashed_permutation, pack_groups, permutation
 from milkglass.client.key.scheme import require_kind, scheme_for, scheme_of
-from milkglass.client.layout import tokenizer_digest
 from milkglass.client.model_config import ModelSampling
 from milkglass.client.special_tokens import reserved_ids, single_ids
+from milkglass.client.upload_names import tokenizer_digest
 from milkglass.errors import UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of

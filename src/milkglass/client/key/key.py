@@ -63,7 +63,7 @@ class KeyInfo:
 
     @property
     def tokenizer_digest(self) -> str | None:
-        """Returns the digest of the model's tokenizer (`layout.tokenizer_digest`)."""
+        """Returns the digest of the model's tokenizer (`upload_names.tokenizer_digest`)."""
         return self.document.get("tokenizer_sha256")
 
     @property

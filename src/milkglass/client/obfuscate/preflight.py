@@ -9,10 +9,10 @@ import numpy as np
 
 from milkglass import files
 from milkglass.client.key.scheme import refuse_delta_if_unsupported, require_kind
-from milkglass.client.layout import tokenizer_digest, unknown_tensor_names
 from milkglass.client.obfuscate.covariant import new_width, require_layers
 from milkglass.client.obfuscate.scramble import map_configs
 from milkglass.client.special_tokens import reserved_ids, single_ids
+from milkglass.client.upload_names import tokenizer_digest, unknown_tensor_names
 from milkglass.errors import ModelError, UnsupportedModel, UsageError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families import architecture_of
@@ -25,7 +25,12 @@ MAX_HEAD_BYTES = 256 << 20  # the most bytes of a task's head and configs
 
 
 def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
-    """Raises, before the work begins, what scrambling or encoding under the key would raise later.
+    """Checks that a model can be scrambled and encoded under a key, before the work begins.
+
+    Args:
+        base: the model.
+        scheme: the scheme that scrambles it.
+        delta: whether only the token-indexed tensors are written.
 
     Raises:
         UnsupportedModel: the scheme does not support the model.
@@ -38,7 +43,7 @@ def require_scramblable(base: Checkpoint, scheme: Scheme, delta: bool) -> None:
     require_kind(architecture, scheme)
     refuse_delta_if_unsupported(scheme, delta)
     if scheme.for_labels:
-        require_padding(base)
+        require_pad_token(base)
     if unknown_names := unknown_tensor_names(base.tensors):  # a folder with them could not be uploaded
         raise ModelError(
             f"{len(unknown_names)} tensors have names that no supported model has, the first is {unknown_names[0]!r}",
@@ -69,7 +74,7 @@ def assumed_head_notice(base: Checkpoint) -> str | None:
     )
 
 
-def require_padding(base: Checkpoint) -> None:
+def require_pad_token(base: Checkpoint) -> None:
     """Raises UnsupportedModel for a decoder without a padding id, which cannot be trained as a classifier.
 
     The answer of such a model is read at the last id that is not padding.
@@ -81,10 +86,10 @@ def require_padding(base: Checkpoint) -> None:
         )
 
 
-def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
-    """Raises UsageError if the disk lacks room for the scrambled folder `out`, or for a delta.
+def require_disk_space(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> None:
+    """Raises UsageError if the disk lacks space for the scrambled folder `out`, less what an interrupted run wrote.
 
-    What an interrupted run already wrote is subtracted.
+    With `delta`, only the token-indexed tensors are counted.
     """
     partial = files.partial_folder(out)
     on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
@@ -98,7 +103,7 @@ def require_room(base: Checkpoint, scheme: Scheme, out: Path, delta: bool) -> No
 
 
 def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
-    """Returns about how many bytes the scrambled tensors take, or those of a delta alone."""
+    """Estimates the bytes of the scrambled tensors, or with `delta` of the token-indexed ones alone."""
     architecture = architecture_of(base)
     table_bytes = sum(base.tensors[name].bytes for name in architecture.token_tensor_names)
     other_bytes = 0 if delta else base.total_bytes - table_bytes
@@ -108,7 +113,7 @@ def estimated_bytes(base: Checkpoint, scheme: Scheme, delta: bool) -> int:
 
 
 def max_fine_tuned_bytes(base: Checkpoint, scheme: Scheme) -> int:
-    """Returns a limit on the bytes of the fine-tuned model, which may store 16-bit weights in 32 bits."""
+    """Returns the most bytes of the fine-tuned model, which may store 16-bit weights in 32 bits."""
     return 2 * estimated_bytes(base, scheme, delta=False) + MAX_HEAD_BYTES
 
 

@@ -34,11 +34,11 @@ from milkglass.client.codec.aliases import AliasChoices
 from milkglass.client.key.generate import cluster_order
 from milkglass.client.key.key import Key
 from milkglass.client.key.scheme import refuse_delta_if_unsupported, scheme_of
-from milkglass.client.layout import MARKER, MARKER_CONTENT
 from milkglass.client.model_config import config_entries, generation_entries, remap_config
 from milkglass.client.obfuscate.covariant import new_width, require_layers, transform_tensors
 from milkglass.client.obfuscate.plus import dimension_transform, transform_dimensions, with_head
 from milkglass.client.special_tokens import reserved_ids
+from milkglass.client.upload_names import MARKER, MARKER_CONTENT
 from milkglass.errors import CorruptCheckpoint, IdOutOfRange, UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint, write_json
 from milkglass.models.config_entries import check_ids, check_shapes

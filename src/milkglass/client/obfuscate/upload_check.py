@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from milkglass.client import layout
-from milkglass.client.layout import MARKER, TOKENIZER_FILE_PATTERN
+from milkglass.client import upload_names
 from milkglass.client.model_config import PRIVATE_ENTRIES, WORD_PATTERN, has_private_words
+from milkglass.client.upload_names import MARKER, TOKENIZER_FILE_PATTERN
 from milkglass.errors import ModelNotFound, UsageError
 from milkglass.models.config_entries import LABEL_ENTRIES
 from milkglass.models.file_names import (
@@ -156,7 +156,7 @@ def _require_plain_weights(file: Path, tensors: set[str] | None) -> None:
     hint = "nothing was sent; make the folder again with `milkglass obfuscate`"
     if has_notes(file):
         raise UsageError(f"{file.name} holds metadata, which could say anything", hint)
-    if unknown := layout.unknown_tensor_names(header):
+    if unknown := upload_names.unknown_tensor_names(header):
         raise UsageError(
             f"{file.name} holds {len(unknown)} tensors of names that no supported model has, the first is "
             f"{unknown[0]!r}",

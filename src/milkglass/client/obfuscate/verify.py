@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from milkglass.client.key.key import Key
-from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
 from milkglass.client.obfuscate.scramble import scrambled_configs, scrambled_tensors
+from milkglass.client.upload_names import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.models.families import architecture_of
 from milkglass.models.file_names import CONFIG, DELTA_CONFIG, DELTA_WEIGHTS, GENERATION_CONFIG, INDEX

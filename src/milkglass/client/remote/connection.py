@@ -144,15 +144,15 @@ def cut_after(sockets: Sockets, seconds: float) -> Iterator[Deadline]:
 @final
 @dataclass(frozen=True)
 class OpenStream:
-    """Holds an answer whose body is being read.
+    """Holds a response whose body is being read.
 
     Attributes:
-        answer: the answer, whose body is not read yet.
+        response: the response, whose body is not read yet.
         deadline: cuts the connection when the reader's time is up.
         max_silence: seconds without an event after which the connection is cut, unless the reader sets others.
     """
 
-    answer: httpx2.Response
+    response: httpx2.Response
     deadline: Deadline
     max_silence: float
 
@@ -173,7 +173,7 @@ def server_events(stream: OpenStream, max_silence: float | None = None) -> Itera
     event_id: str | None = None
     event_type, data_lines, size, comment_bytes = "message", list[str](), 0, 0
     stream.deadline.extend(max_silence)
-    for line in _lines_of(stream.answer):
+    for line in _lines_of(stream.response):
         size += len(line) + 1
         if size > MAX_EVENT_BYTES:
             raise RemoteError(f"an event of the answer has more than {MAX_EVENT_BYTES} bytes", SERVER_HINT)

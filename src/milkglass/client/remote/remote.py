@@ -24,7 +24,7 @@ from milkglass.client.plain_names import is_plain, plain_name
 from milkglass.client.remote import responses
 from milkglass.client.remote.connection import Connection, RetryPolicy, server_events
 from milkglass.client.remote.responses import Prediction, read_prediction, response_id, sort_by_index, token_ids
-from milkglass.client.remote.transfer import fetch_files, upload_file
+from milkglass.client.remote.transfer import fetch_model_files, upload_file
 from milkglass.errors import JobFailed, RemoteError, Unreachable, UsageError
 from milkglass.files import sha256
 from milkglass.models.file_names import KEY_ID
@@ -265,7 +265,7 @@ class Remote(AbstractContextManager["Remote"]):
             UsageError: `out` exists, or the disk is full. Nothing was written.
             ModelError: the files are no model.
         """
-        return fetch_files(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, max_bytes)
+        return fetch_model_files(self.connection, f"/v1/models/{plain_name(model)}/files", model, out, stage, max_bytes)
 
     # --- fine-tuning --------------------------------------------------------------------------------------------------
     def create_job(

@@ -2,7 +2,8 @@
 
 The id of an unfinished upload is stored in the cache folder, in a file named by a digest of address, content and
 purpose. A client that was killed finds the upload by it. Before the first byte of a download is written, each name must
-be a checkpoint's, and the sizes must fit the model and the room on the disk: a server could offer any file of any size.
+be a checkpoint's, and the sizes must fit the model and the space on the disk: a server could offer any file of any
+size.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pathlib import Path
 from typing import Any, final
 
 from milkglass import files
-from milkglass.client.layout import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
 from milkglass.client.plain_names import is_plain
 from milkglass.client.remote.connection import Connection
 from milkglass.client.remote.responses import FILE_SHAPE, is_count, is_text, records_of, response_count, response_id
 from milkglass.client.remote.strict_json import SERVER_HINT
+from milkglass.client.upload_names import MARKER, MARKER_CONTENT, TOKENIZER_FILE_PATTERN
 from milkglass.errors import ModelError, RemoteError, Unreachable, UsageError
 from milkglass.files import rename_into_place
 from milkglass.models.file_names import CONFIG
@@ -33,8 +34,8 @@ from milkglass.progress import Progress, Stage, no_progress
 CHUNK_BYTES = 8 << 20  # bytes of a request, unless the server asks for less
 MIN_CHUNK_BYTES = 512  # less would take millions of requests
 CLOSED_STATUSES = (404, 409, 410)  # answers about an upload that takes no more: it is gone, being completed, or done
-STEADY_BYTES = 64 << 10  # bytes of a download that must arrive within each STEADY_SECONDS
-STEADY_SECONDS = 120.0
+MIN_RECEIVED_BYTES = 64 << 10  # a download must receive this many bytes in each RECEIVE_SECONDS
+RECEIVE_SECONDS = 120.0
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 MAX_JSON_BYTES = 64 << 20  # bytes of a JSON file of a checkpoint
 MAX_FILES = 2000  # files of one model
@@ -48,10 +49,12 @@ def upload_file(
     """Uploads a file or its missing rest, unless the server has it already, and returns the server's id of it.
 
     Args:
+        connection: the server.
+        path: the file.
         digest: the file's SHA-256 in hex.
         purpose: what the server keeps it for, such as "model".
         name: the file's name at the server.
-        progress: receives, again and again, how many more bytes the server has.
+        progress: receives how many more bytes the server has, after each chunk.
 
     Raises:
         Unreachable: the server does not answer. Another call goes on where this one stopped.
@@ -166,7 +169,7 @@ def download_file(
 
     Raises:
         RemoteError: the server sends more, which is not written.
-        Unreachable: the server sends less than STEADY_BYTES bytes in STEADY_SECONDS seconds.
+        Unreachable: the server sends less than MIN_RECEIVED_BYTES bytes in RECEIVE_SECONDS seconds.
     """
     if size == 0:
         target.write_bytes(b"")
@@ -191,7 +194,7 @@ def download_file(
 
 
 def require_sha256(target: Path, sha256: str, progress: Progress) -> None:
-    """Raises RemoteError for a file with another SHA-256, and deletes it."""
+    """Deletes the file and raises RemoteError if its SHA-256 is another."""
     if files.sha256(target, progress) != sha256:
         target.unlink()
         raise RemoteError(f"{target.name} arrived damaged: its checksum is wrong", "try again")
@@ -206,22 +209,22 @@ def _download_rest(
     """
     headers = {"Range": f"bytes={received}-"} if received else {}
     with connection.stream("GET", route, headers=headers) as stream:
-        if received and stream.answer.status_code != 206:  # it sends everything again
+        if received and stream.response.status_code != 206:  # it sends everything again
             target.unlink()
             progress(-received)
             received = 0
-        stream.deadline.extend(STEADY_SECONDS)
-        next_extension = received + STEADY_BYTES
+        stream.deadline.extend(RECEIVE_SECONDS)
+        next_extension = received + MIN_RECEIVED_BYTES
         with target.open("ab") as file:
-            for chunk in stream.answer.iter_raw():  # as they come: nothing waits in memory when it breaks off
+            for chunk in stream.response.iter_raw():  # as they come: nothing waits in memory when it breaks off
                 received += len(chunk)
                 if received > size:
                     raise RemoteError(f"the server sends more than the {size} bytes of {target.name}")
                 file.write(chunk)
                 progress(len(chunk))
                 if received >= next_extension:
-                    stream.deadline.extend(STEADY_SECONDS)
-                    next_extension = received + STEADY_BYTES
+                    stream.deadline.extend(RECEIVE_SECONDS)
+                    next_extension = received + MIN_RECEIVED_BYTES
 
 
 # --- the stored id of an unfinished upload ----------------------------------------------------------------------------
@@ -293,7 +296,7 @@ def read_offered_files(answer: Mapping[str, Any]) -> list[OfferedFile]:
 
 
 def require_possible_size(offered: list[OfferedFile], max_bytes: int | None) -> None:
-    """Raises RemoteError for files of more than `max_bytes` bytes, as many as the model can have. None: not known."""
+    """Raises RemoteError if the files have more than `max_bytes` bytes together. None: the limit is not known."""
     total = sum(file.bytes for file in offered)
     if max_bytes is not None and total > max_bytes:
         raise RemoteError(
@@ -302,8 +305,8 @@ def require_possible_size(offered: list[OfferedFile], max_bytes: int | None) -> 
         )
 
 
-def require_room(offered: list[OfferedFile], staging: Path) -> None:
-    """Raises UsageError if the disk has too little room for what of the files is not yet in `staging`."""
+def require_disk_space(offered: list[OfferedFile], staging: Path) -> None:
+    """Raises UsageError if the disk lacks space for the files, less what `staging` already has."""
     present = sum(path.stat().st_size for path in staging.iterdir()) if staging.is_dir() else 0
     required = sum(file.bytes for file in offered) - present
     free = shutil.disk_usage(staging.parent).free
@@ -314,10 +317,21 @@ def require_room(offered: list[OfferedFile], staging: Path) -> None:
         )
 
 
-def fetch_files(
+def fetch_model_files(
     connection: Connection, route: str, model: str, out: Path, stage: Stage, max_bytes: int | None = None
 ) -> Path:
-    """Downloads the files that `route` lists into the new folder `out`; see `Remote.fetch_model`.
+    """Downloads a model's files into the new folder `out`. An interrupted download is continued.
+
+    Args:
+        connection: the server.
+        route: the path on the server that lists the files.
+        model: the model's id, which is part of the unfinished download's identity.
+        out: the new folder.
+        stage: reports the progress of each file.
+        max_bytes: the most bytes that the model can have. None: not known.
+
+    Returns:
+        `out`.
 
     Raises:
         UsageError: `out` exists, or the disk is full. Nothing was written.
@@ -334,7 +348,7 @@ def fetch_files(
     identity = hashlib.sha256(json.dumps([connection.url, model, description]).encode())
     staging = out.with_name(f".{out.name}.{identity.hexdigest()[:16]}.fetching")  # nothing of another model gets in
     out.parent.mkdir(parents=True, exist_ok=True)
-    require_room(offered, staging)
+    require_disk_space(offered, staging)
     staging.mkdir(exist_ok=True)
     for stray in {path.name for path in staging.iterdir()} - {file.name for file in offered}:
         (staging / stray).unlink()

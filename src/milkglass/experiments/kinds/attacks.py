@@ -1,7 +1,8 @@
 """Runs recipes of kind "attacks": attacks by several attackers on the variants of a defence.
 
-The private text is a random part of a file, by the recipe's seed. The rest of that file may be the attacker's, and with
-"private 10 %" among an attacker's texts also that share of the private texts. The attacks run with the audit's code.
+The private texts are some rows of a file: drawn by the recipe's seed, or the first. The rest of that file may be the
+attacker's, and with "private 10 %" among an attacker's texts also that share of the private texts. The attacks run with
+the audit's code.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from milkglass.experiments.procedures.leakage import require_uncut
 from milkglass.experiments.recipe import Recipe
 from milkglass.experiments.record import ResultRecord, make_records, merge_records
 from milkglass.experiments.runs import RunContext, claim_run_folder, seeded_codec, seeded_key, seeded_secret
-from milkglass.metrics.interval import with_spread
+from milkglass.metrics.interval import with_half_widths
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve_model
 from milkglass.progress import Log, no_log
@@ -59,8 +60,8 @@ class AttackRecipe(Recipe):
         keys: the number of keys under which each variant is attacked. With several, a figure is their median, and has
             the range, "least" and "most".
         private: a file, or a named data set (data_refs.py).
-        rows: how many texts of the file `private` are private; the rest may be public.
-        order: whether random texts are private, or the first.
+        rows: how many rows of `private` are the private texts; the rest may be public.
+        order: whether private texts are drawn at random, or are the first rows.
         public: the texts of each attacker: files, "rest", or "private 10 %".
         public_rows: the most texts of an attacker besides private ones, the first ones. None: all.
         attacks: the attacks (entries.py).
@@ -118,7 +119,7 @@ class AttackRecipe(Recipe):
         for name, parameters in self.variants.items():
             observed_recipe = replace(self, rows=max(1, round(parameters.get(OBSERVED_ENTRY, 1.0) * self.rows)))
             texts = private[: observed_recipe.rows]
-            run.progress(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
+            run.log(f"{name}: {len(texts):,} private texts, {len(self.attacks)} attacks")
             records_by_key = []
             scheme = scheme_of_recipe(_scheme_entry(parameters))
             rows = self._rows_of_client(run.data) if scheme.needs_texts else None
@@ -132,20 +133,20 @@ class AttackRecipe(Recipe):
                 work = ResumeStore.open(run.out / work_name, work_identity)
                 records_by_key.append(
                     observed_recipe._measure_with_key(
-                        key, base, texts, public, work, name, _log_once(work_name, run.progress)
+                        key, base, texts, public, work, name, _log_once(work_name, run.log)
                     )
                 )
             all_records += merge_records(records_by_key, np.median, {"least": np.min, "most": np.max}, "keys")
         return all_records
 
     def _rows_of_client(self, data: Path) -> LabelledTexts:
-        """Returns all rows of the private file, from which a client finds its map once."""
+        """Returns all rows of the private file, on which a client fits its scheme."""
         examples = data_refs.load_examples(data, self.private)
         return data_refs.labelled_texts(examples, data_refs.numbers_by_label(examples))
 
     def _measure_with_key(
         self, key: Key, base: Checkpoint, private: list[Example], public: Mapping[str, list[Example]],
-        work: ResumeStore, name: str, progress: Log,
+        work: ResumeStore, name: str, log: Log,
     ) -> list[ResultRecord]:  # fmt: skip
         """Returns the figures of one variant under one key."""
         leaked_rows, codec = leaked_rows_by_attacker(self), seeded_codec(key, base.folder, "attacks")
@@ -153,13 +154,13 @@ class AttackRecipe(Recipe):
         corpora = {attacker: encode_examples(codec, examples).original for attacker, examples in public.items()}
         attackers = {attacker: AttackerText(ids, leaked_rows.get(attacker)) for attacker, ids in corpora.items()}
         scene = scene_of_texts(key, codec, base, texts, attackers)
-        finished_run = attack_scene(self, scene, work, progress)
+        finished_run = attack_scene(self, scene, work, log)
         seconds = sum(attack_result.seconds for attack_result in finished_run.results)  # of earlier runs as well
         records = make_records({"seconds": seconds, "private tokens": float(len(texts.original.ids))}, variant=name)
         records += _attack_figures(finished_run.results, name)
         records += _unleaked_figures(scene, finished_run, leaked_rows, name)
         if self.curve:
-            progress("the key's budget")
+            log("the key's budget")
             records += _curve_figures(self, scene, finished_run, name)
         return records
 
@@ -169,14 +170,14 @@ def _scheme_entry(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name != OBSERVED_ENTRY}
 
 
-def _log_once(name: str, progress: Log) -> Log:
+def _log_once(name: str, log: Log) -> Log:
     """Returns a log that adds the variant's name and reports each line once, since later attacks repeat it."""
     reported: set[str] = set()
 
     def report_once(line: str) -> None:
         if line not in reported:
             reported.add(line)
-            progress(f"{name}: {line}")
+            log(f"{name}: {line}")
 
     return report_once
 
@@ -189,7 +190,7 @@ def _result_line(result: AttackResult) -> str:
     return f"{result.attack} ({result.adversary}){top}, {result.seconds:.0f} s"
 
 
-def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress: Log = no_log) -> AuditRun:
+def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, log: Log = no_log) -> AuditRun:
     """Runs the attacks of a recipe on a scene.
 
     If the recipe limits the seconds of an attack, attacks are added one at a time, each with that budget; the results
@@ -200,7 +201,7 @@ def attack_scene(recipe: AttackRecipe, scene: Scene, work: ResumeStore, progress
     """
 
     def report_result(attack_result: AttackResult) -> None:
-        progress(_result_line(attack_result))
+        log(_result_line(attack_result))
 
     attacks = attacks_of(recipe.attacks)
     if recipe.seconds is None:
@@ -243,7 +244,8 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
     private = [all_rows[i] for i in order[: recipe.rows]]
     remaining = [all_rows[i] for i in order[recipe.rows :]]
     named_texts = {
-        attacker: [name for name in names if private_share(name) is None] for attacker, names in recipe.public.items()
+        attacker: [name for name in names if parse_leaked_share(name) is None]
+        for attacker, names in recipe.public.items()
     }
     public = {
         attacker: [
@@ -256,8 +258,11 @@ def split_texts(recipe: AttackRecipe, data: Path) -> tuple[list[Example], dict[s
     return private, public
 
 
-def private_share(name: str) -> float | None:
-    """Returns 0.1 for "private 10 %". None: the name is a file or "rest". Raises UsageError for another share."""
+def parse_leaked_share(name: str) -> float | None:
+    """Parses the share in an entry such as "private 10 %", which gives 0.1. None: the entry is a file or "rest".
+
+    Raises UsageError for a share that is not above 0 and at most 100 %.
+    """
     if not name.startswith("private "):
         return None
     match = re.fullmatch(r"private (\d+(?:\.\d+)?) %", name)
@@ -275,7 +280,7 @@ def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
     order = np.random.default_rng([recipe.seed, *b"leaked"]).permutation(recipe.rows).astype(np.int64)
     leaked_rows = {}
     for attacker, names in recipe.public.items():
-        shares = [leaked_share for leaked_share in map(private_share, names) if leaked_share is not None]
+        shares = [leaked_share for leaked_share in map(parse_leaked_share, names) if leaked_share is not None]
         if len(shares) > 1:
             raise UsageError(f"{attacker} has {len(shares)} shares of the private texts", "give one")
         if shares:
@@ -285,7 +290,9 @@ def leaked_rows_by_attacker(recipe: AttackRecipe) -> dict[str, Ids]:
 
 def _work_identity(recipe: AttackRecipe, variant: str, data: Path, digest: str) -> dict[str, Any]:
     """Returns all that decides the results in a variant's work folder."""
-    files = {ref for refs in recipe.public.values() for ref in refs if ref != "rest" and private_share(ref) is None}
+    files = {
+        ref for refs in recipe.public.values() for ref in refs if ref != "rest" and parse_leaked_share(ref) is None
+    }
     data_digests = data_refs.file_digests(data, sorted({recipe.private, *files}))
     return {
         "recipe": recipe.name, "seed": recipe.seed, "rows": recipe.rows, "order": recipe.order, "base": digest,
@@ -303,7 +310,7 @@ def _attack_figures(attack_results: Sequence[AttackResult], variant: str) -> lis
     for attack_result in attack_results:
         if attack_result.state == "does not apply":
             continue
-        measures = with_spread(attack_result.selected_measures(MEASURES))
+        measures = with_half_widths(attack_result.selected_measures(MEASURES))
         measures |= {} if attack_result.in_group is None else {"in group": 100 * attack_result.in_group}
         measures |= {"seconds": attack_result.seconds}
         records += make_records(

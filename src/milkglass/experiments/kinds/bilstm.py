@@ -34,7 +34,7 @@ from milkglass.experiments.procedures.lstm import SPECIAL_IDS, Labels, LSTMTrain
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import ResultRecord, make_records, numbers_by_name
 from milkglass.experiments.runs import SPLITS, RunContext, claim_run_folder, pack_answers, unpack_answers
-from milkglass.metrics.interval import share, with_spread
+from milkglass.metrics.interval import proportion, with_half_widths
 from milkglass.models.view import Model
 from milkglass.progress import Log
 from milkglass.schemes.catalogue import scheme_of_recipe
@@ -110,15 +110,13 @@ class BiLSTMRecipe(Recipe):
             mixture = None if scheme is None else row_map(table, key, scheme)
             rows = table.rows if mixture is None else scramble_rows(table, key, mixture)
             sigma = key.sigma.astype(np.int64)
-            predictions = _train_and_predict(
-                self, name, rows, sigma, train, held_out, class_count, run.out, run.progress
-            )
+            predictions = _train_and_predict(self, name, rows, sigma, train, held_out, class_count, run.out, run.log)
             run.predictions[f"answer, {name}"] = pack_answers(predictions)
-            accuracy = share(predictions == held_out.labels, np.random.default_rng(self.seed))
-            records += make_records(with_spread({"accuracy": accuracy}), variant=name)
+            accuracy = proportion(predictions == held_out.labels, np.random.default_rng(self.seed))
+            records += make_records(with_half_widths({"accuracy": accuracy}), variant=name)
             if scheme is not None and mixture is not None:
                 scene = attack_scene(self, table, rows, key, scheme, mixture, train.texts)
-                records += _attack(self, name, scene, key, run.out, run.progress)
+                records += _attack(self, name, scene, key, run.out, run.log)
         return records + _accuracy_losses(self, numbers_by_name(records))
 
 
@@ -190,7 +188,7 @@ def model_view(rows: torch.Tensor) -> Model:
 # --- one variant ------------------------------------------------------------------------------------------------------
 def _train_and_predict(
     recipe: BiLSTMRecipe, name: str, rows: torch.Tensor, sigma: Ids, train: LabelledRows, held_out: LabelledRows,
-    class_count: int, out: Path, progress: Log,
+    class_count: int, out: Path, log: Log,
 ) -> Labels:  # fmt: skip
     """Returns (texts,) the classes that the trained network predicts for the held-out rows."""
     path = out / name / "trained.json"
@@ -198,14 +196,14 @@ def _train_and_predict(
         files.make_private_dir(path.parent)
         net = lstm.train(
             rows, train.texts.map_ids(sigma), train.labels, class_count, recipe.training, recipe.seed,
-            lambda line: progress(f"{name}: {line}"),
+            lambda line: log(f"{name}: {line}"),
         )  # fmt: skip
         predicted_classes = lstm.predicted_classes(net, held_out.texts.map_ids(sigma))
         files.write(path, json.dumps({"answers": pack_answers(predicted_classes)}))
     return unpack_answers(json.loads(path.read_text("utf-8"))["answers"]).astype(np.int64)
 
 
-def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, progress: Log) -> list[ResultRecord]:
+def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, log: Log) -> list[ResultRecord]:
     """Returns the figures of all attacks on one variant."""
     store = ResumeStore.open(out / name / "attacks", {**recipe.about(), "variant": name, "base": key.model_digest})
     finished = run_attacks(scene, attacks_of(recipe.attacks), store, Budget(), recipe.seed, options=RECIPE_OPTIONS)
@@ -213,9 +211,9 @@ def _attack(recipe: BiLSTMRecipe, name: str, scene: Scene, key: Key, out: Path, 
     for cell in finished.results:
         if cell.state not in ("done", "does not apply"):
             raise UsageError(f"{cell.attack} is {cell.state}: {cell.reason}", "see the recipe")
-        progress(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
+        log(f"{name}: {cell.title}: {cell.measures.get('tokens top-1', cell.reason)}")
         records += make_records(
-            with_spread(cell.selected_measures(MEASURES)), attack=cell.attack, attacker=ATTACKER_NAME, variant=name
+            with_half_widths(cell.selected_measures(MEASURES)), attack=cell.attack, attacker=ATTACKER_NAME, variant=name
         )
     return records
 

@@ -45,12 +45,11 @@ from milkglass.experiments.entries import (
     require_data_entry,
     require_defence_entry,
 )
-from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
-from milkglass.experiments.procedures.trials import (
+from milkglass.experiments.procedures.cells import (
     LINEAR_MODEL,
+    CellData,
     GradedCell,
-    TrainedHalves,
-    TrialData,
+    TrainedCell,
     client_alone_figures,
     commonest_class_figures,
     fit_own_model,
@@ -58,6 +57,7 @@ from milkglass.experiments.procedures.trials import (
     pooled_figures,
     train_cell,
 )
+from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import (
     CLIENT_ALONE,
@@ -126,10 +126,10 @@ class ComparisonRecipe(Recipe):
         """Returns which rows of a defence are attacked: by the table [attacked], under the defence's own."""
         return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
 
-    def hyperparameters(self, trial: TrialData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
+    def hyperparameters(self, cell_data: CellData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         """Returns the settings of the training of one cell."""
-        task = {"task": "regression"} if trial.class_count == 1 else {"num_labels": trial.class_count}
-        return self.settings_of(trial.name, entry, {"seed": seed, **task})
+        task = {"task": "regression"} if cell_data.class_count == 1 else {"num_labels": cell_data.class_count}
+        return self.settings_of(cell_data.name, entry, {"seed": seed, **task})
 
     def settings_of(self, data: str, entry: Mapping[str, Any], defaults: Mapping[str, Any]) -> Hyperparameters:
         """Returns the settings of a defence on a data set.
@@ -161,39 +161,39 @@ class ComparisonRecipe(Recipe):
     def measure(self, run: RunContext) -> list[ResultRecord]:
         """Trains, grades and attacks all cells, and returns their figures. Nothing is written before all is read."""
         trainer = CellTrainer.of(self, run.data, self.cell_keys)
-        base, trials = trainer.base, trainer.trials
+        base, cell_data = trainer.base, trainer.cell_data
         claim_run_folder(run.out, {**self.about(), "base": trainer.digest})
         halves_names = [name for name, entry in self.defences.items() if "encoder" in entry]
         whole_model_settings = (settings for key, settings in trainer.settings.items() if key[1] not in halves_names)
         if halves_names and any(settings.group_by_length for settings in whole_model_settings):
-            run.progress(BATCH_ORDER_WARNING.format(", ".join(halves_names)))
+            run.log(BATCH_ORDER_WARNING.format(", ".join(halves_names)))
         with ThreadPoolExecutor(run.parallel_trainings) as pool:
             graded_cells = pool.map(lambda key: trainer.grade(key, run), self.cell_keys)
             cells = dict(zip(self.cell_keys, graded_cells, strict=True))
         run.commits.extend(commit for cell in cells.values() for commit in commits_of(cell.provenance))
         run.predictions.update({", ".join(map(str, key)): cell.packed_predictions for key, cell in cells.items()})
         results: dict[CellKey, list[ResultRecord]] = {key: make_records(cell.figures) for key, cell in cells.items()}
-        own_models = {data_and_seed: fit_own_model(trial) for data_and_seed, trial in trials.items()}
+        own_models = {data_and_seed: fit_own_model(rows) for data_and_seed, rows in cell_data.items()}
         for (name, defence, seed), cell in cells.items():
-            if pooled := pooled_figures(cell, trials[name, seed], own_models[name, seed], seed):
+            if pooled := pooled_figures(cell, cell_data[name, seed], own_models[name, seed], seed):
                 results[name, defence, seed] += make_records(pooled[0])
                 run.predictions[f"{name}, {defence}, {seed}{POOLED_SUFFIX}"] = pack_answers(pooled[1])
         for key, cell in cells.items() if self.attacks else ():
-            assert isinstance(cell, TrainedHalves)
-            run.progress(f"{', '.join(map(str, key))}: attacks")
+            assert isinstance(cell, TrainedCell)
+            run.log(f"{', '.join(map(str, key))}: attacks")
             folder = run.out / "attacks" / "-".join(map(str, key))
             name, defence, seed = key
             attacked = self.attacked_of(self.defences[defence])
             about = {"cell": cell.name, "attacked": asdict(attacked)}
-            results[key] += leakage(self.attacks, attacked, base, trials[name, seed], cell, about, folder, run.progress)
+            results[key] += leakage(self.attacks, attacked, base, cell_data[name, seed], cell, about, folder, run.log)
         undefended_records: list[ResultRecord] = []
         first_seed = self.seeds[0]
         for name in self.data:
-            trial, own_model = trials[name, first_seed], own_models[name, first_seed]
+            data_of_seed, own_model = cell_data[name, first_seed], own_models[name, first_seed]
             undefended_records += make_records(
-                commonest_class_figures(trial, first_seed), data=name, variant=COMMONEST_CLASS
+                commonest_class_figures(data_of_seed, first_seed), data=name, variant=COMMONEST_CLASS
             )
-            values = client_alone_figures(trial, own_model, first_seed)
+            values = client_alone_figures(data_of_seed, own_model, first_seed)
             undefended_records += make_records(values, data=name, variant=CLIENT_ALONE, note=LINEAR_MODEL)
         return _mean_figures(self, results) + undefended_records
 
@@ -206,7 +206,7 @@ class CellTrainer:
         recipe: the recipe of the comparison.
         base: the model that all cells start from.
         digest: the digest of the base model.
-        trials: the rows of each data set and seed.
+        cell_data: the rows of each data set and seed.
         defences: the defences by name.
         settings: the training of each cell.
     """
@@ -214,7 +214,7 @@ class CellTrainer:
     recipe: ComparisonRecipe
     base: Checkpoint
     digest: str
-    trials: Mapping[tuple[str, int], TrialData]
+    cell_data: Mapping[tuple[str, int], CellData]
     defences: Mapping[str, Defence]
     settings: Mapping[CellKey, Hyperparameters]
 
@@ -224,22 +224,24 @@ class CellTrainer:
         base = Checkpoint.open(resolve_model(recipe.model))
         entries = recipe.defences
         spare_rows = max(recipe.attacked_of(entry).spare_rows for entry in entries.values()) if recipe.attacks else 0
-        trials = {(name, seed): trial_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in keys}
+        cell_data = {
+            (name, seed): load_cell_data(name, recipe.data[name], data, seed, spare_rows) for name, _, seed in keys
+        }
         defences = {
             name: defence_of(_without_tables(entries[name]), data)
             for name in dict.fromkeys(defence for _, defence, _ in keys)
         }
         settings = {
-            (name, defence, seed): recipe.hyperparameters(trials[name, seed], entries[defence], seed)
+            (name, defence, seed): recipe.hyperparameters(cell_data[name, seed], entries[defence], seed)
             for name, defence, seed in keys
         }
-        return cls(recipe, base, base.digest(), trials, defences, settings)
+        return cls(recipe, base, base.digest(), cell_data, defences, settings)
 
-    def train(self, key: CellKey, run: RunContext) -> TrainedHalves:
+    def train(self, key: CellKey, run: RunContext) -> TrainedCell:
         """Returns a cell with its model, trained if it is not in the run's cache. Raises what `train_cell` raises."""
         name, defence, seed = key
         title = f"{name}, {defence}" + (f", seed {seed}" if len(self.recipe.seeds) > 1 else "")
-        log: Log = lambda text: run.progress(f"{title}: {text}")  # noqa: E731
+        log: Log = lambda text: run.log(f"{title}: {text}")  # noqa: E731
         return train_cell(self.base, *self._identity(key), _cells_folder(run), run.threads, log)
 
     def grade(self, key: CellKey, run: RunContext) -> GradedCell:
@@ -247,11 +249,11 @@ class CellTrainer:
         stored_cell = None if self.recipe.attacks else graded_cell(*self._identity(key), _cells_folder(run))
         return stored_cell or self.train(key, run)
 
-    def _identity(self, key: CellKey) -> tuple[str, TrialData, Defence, Hyperparameters, int]:
-        """Returns all that decides a cell, in the order that trials.py takes it."""
+    def _identity(self, key: CellKey) -> tuple[str, CellData, Defence, Hyperparameters, int]:
+        """Returns all that decides a cell, in the order that cells.py takes it."""
         name, defence, seed = key
         trained_defence = with_training(self.defences[defence], self.settings[key])
-        return self.digest, self.trials[name, seed], trained_defence, self.settings[key], seed
+        return self.digest, self.cell_data[name, seed], trained_defence, self.settings[key], seed
 
 
 def _cells_folder(run: RunContext) -> Path:
@@ -299,7 +301,7 @@ def halves_training(settings: Hyperparameters) -> HalvesTraining:
     )  # fmt: skip
 
 
-def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int, spare_rows: int = 0) -> TrialData:
+def load_cell_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int, spare_rows: int = 0) -> CellData:
     """Returns one data set of the comparison, with training rows in the seed's order.
 
     Args:
@@ -321,7 +323,7 @@ def trial_data(name: str, entry: Mapping[str, Any], data_folder: Path, seed: int
     held_out = data_refs.load_examples(data_folder, entry["held_out"])
     is_regression = data_set is not None and data_set[0].task == "regression"
     numbers = data_refs.class_numbers(entry["train"], examples)
-    return TrialData(
+    return CellData(
         name,
         data_refs.labelled_texts(order[:rows], numbers, is_regression),
         data_refs.labelled_texts(held_out, numbers, is_regression),

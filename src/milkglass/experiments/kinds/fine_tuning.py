@@ -96,9 +96,7 @@ class FineTuningRecipe(Recipe):
 
     def text_files(self, base: Checkpoint, run: RunContext) -> Mapping[str, Mapping[str, Path]]:
         """Returns for each variant the file of each split. By default all variants have the same files."""
-        paths = {
-            split: data_refs.rows_file(run.data, self.data[split], run.out / "data", run.progress) for split in SPLITS
-        }
+        paths = {split: data_refs.rows_file(run.data, self.data[split], run.out / "data", run.log) for split in SPLITS}
         return dict.fromkeys(self.variants, paths)
 
     def measure(self, run: RunContext) -> list[ResultRecord]:
@@ -117,7 +115,7 @@ class FineTuningRecipe(Recipe):
             key = self.key(base, digest, parameters, run)
             model = run.out / f"{name}-model" if self.scheme(parameters) else base.folder
             if not model.exists():
-                run.progress(f"{name}: the model is scrambled")
+                run.log(f"{name}: the model is scrambled")
                 scramble(base, key, model)
             variant = TrainedVariant(name, model, key, run.out / name, not parameters)
             write_job(self, base, paths[name], variant, run.threads)
@@ -183,7 +181,7 @@ def train_variants(variants: list[TrainedVariant], run: RunContext) -> dict[str,
     """Runs the jobs with the server's own worker. A job that succeeded is not run again."""
 
     def run_variant(variant: TrainedVariant) -> Status:
-        return run_job(variant.job_folder, lambda line: run.progress(f"{variant.name}: {line}"))
+        return run_job(variant.job_folder, lambda line: run.log(f"{variant.name}: {line}"))
 
     with ThreadPoolExecutor(run.parallel_trainings) as pool:
         return dict(zip((variant.name for variant in variants), pool.map(run_variant, variants), strict=True))

@@ -39,7 +39,7 @@ from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunContext, TrainedVariant, pack_answers, seeded_codec
 from milkglass.metrics import ifeval, text
-from milkglass.metrics.interval import with_spread
+from milkglass.metrics.interval import with_half_widths
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.view import Model
 from milkglass.rows.examples import Example, read_examples
@@ -179,7 +179,7 @@ class GenerationRecipe(GeneratorTuningRecipe):
         records: list[ResultRecord] = []
         held_out = data_refs.rows_file(run.data, self.data["validation"], run.out / "data")
         for variant in variants:
-            run.progress(f"{variant.name}: answers before and after, and what attackers read of them")
+            run.log(f"{variant.name}: answers before and after, and what attackers read of them")
             codec = seeded_codec(variant.key, base.folder, "evaluation")
             for when, folder in (("before", variant.model_folder), ("after", variant.job_folder / "result")):
                 model = load_generator(folder)
@@ -191,7 +191,7 @@ class GenerationRecipe(GeneratorTuningRecipe):
                 records += self.answer_figures(run, row_losses(model, rows), texts, answers.references, fields)
             records += attack_figures(self.seed, base, variant, codec, answers)
             if instructions := self.instruction_file:
-                run.progress(f"{variant.name}: instructions")
+                run.log(f"{variant.name}: instructions")
                 records += instruction_figures(
                     model, codec, instructions.read(run.data), instructions.new_tokens, fields, run.predictions
                 )
@@ -236,7 +236,9 @@ def rule_figures(
     """
     scores = ifeval.score(prompts, texts)
     add_predictions(predictions, {"ifeval strict": scores.strict_counts}, fields)
-    return make_records(with_spread({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields)
+    return make_records(
+        with_half_widths({f"ifeval {name}": measure for name, measure in scores.measures.items()}), **fields
+    )
 
 
 def load_generator(folder: Path) -> PreTrainedModel:
@@ -298,7 +300,9 @@ def loss_figures(
         predictions: receives the losses.
     """
     add_predictions(predictions, {"loss": losses[0], "tokens": losses[1].astype(np.int64)}, fields)
-    return make_records(with_spread({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **fields)
+    return make_records(
+        with_half_widths({"loss": text.mean_loss(*losses, np.random.default_rng(seed))}, scale=1), **fields
+    )
 
 
 def mean_figures(
@@ -313,7 +317,7 @@ def mean_figures(
         predictions: receives the scores.
     """
     add_predictions(predictions, scores, fields)
-    return make_records(with_spread(text.mean_scores(scores, np.random.default_rng(seed))), **fields)
+    return make_records(with_half_widths(text.mean_scores(scores, np.random.default_rng(seed))), **fields)
 
 
 def greedy_answers(model: PreTrainedModel, codec: Codec, path: Path, evaluation: Mapping[str, int]) -> GeneratedAnswers:
@@ -386,7 +390,7 @@ def attack_figures(
     guesses = {"era": ERA()(transcript, knowledge, Budget(), new_rng())}
     if not variant.is_plain:
         candidates = table_candidates(transcript, knowledge, new_rng())
-        guesses["matching"] = guess_by_rank(candidates, transcript.size)
+        guesses["matching"] = guess_by_rank(candidates, transcript.vocab_size)
         guesses["era+"] = ERAPlus()(transcript, replace(knowledge, candidates=candidates), Budget(), new_rng())
     records: list[ResultRecord] = []
     for attack, guess in guesses.items():
@@ -417,4 +421,4 @@ def guess_figures(guess: Guess, codec: Codec, answers: GeneratedAnswers, rng: np
     recovery = score(guess, Truth(codec.inverse, codec.is_visible, codec.is_visible, decode_visible, answers.ids), rng)
     client_measures = ("tokens top-1", "rouge-1", "rouge-l")
     client_recovery = {f"{name} of the client's": recovery[name] for name in client_measures}
-    return with_spread({name: likeness[name] for name in ROUGE_MEASURES} | client_recovery)
+    return with_half_widths({name: likeness[name] for name in ROUGE_MEASURES} | client_recovery)

@@ -36,7 +36,7 @@ from milkglass.errors import UsageError
 from milkglass.experiments import data_refs
 from milkglass.experiments.cache import ArtifactCache, PartialResults
 from milkglass.experiments.entries import AttackEntries, attacks_of
-from milkglass.experiments.procedures.one_gradient import SharedGradients
+from milkglass.experiments.procedures.lazy_gradients import SharedGradients
 from milkglass.experiments.procedures.private_rows import (
     DefenceSpec,
     PrivateRows,
@@ -49,7 +49,7 @@ from milkglass.experiments.procedures.private_rows import (
 from milkglass.experiments.recipe import from_entries
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import RunContext, claim_run_folder
-from milkglass.metrics.interval import with_spread
+from milkglass.metrics.interval import with_half_widths
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
@@ -121,17 +121,15 @@ class GradientRecipe(SharedStepRecipe):
             run.out, {**self.about(), "base": base.digest(), "sums": data_refs.file_digests(run.data, refs)}
         )
         cache = ArtifactCache(run.cache or run.out, run.out)
-        builder = SceneBuilder(self, base, texts, run.data, cache, run.progress)
+        builder = SceneBuilder(self, base, texts, run.data, cache, run.log)
         records = list[ResultRecord]()
         for name, entry in self.defences.items():
             scene = builder.scene(DefenceSpec.of(name, entry))
-            records += attack_defence(self, name, scene, run.out / "figures.json", run.progress)
+            records += attack_defence(self, name, scene, run.out / "figures.json", run.log)
         return records
 
 
-def attack_defence(
-    recipe: GradientRecipe, defence_name: str, scene: Scene, path: Path, progress: Log
-) -> list[ResultRecord]:
+def attack_defence(recipe: GradientRecipe, defence_name: str, scene: Scene, path: Path, log: Log) -> list[ResultRecord]:
     """Returns the figures of one defence. Each attack has its own budget, and earlier measurements are kept."""
     partial_results, seconds = PartialResults(path), from_entries(GradientTexts, recipe.texts).seconds
     attacks, earlier_results = attacks_of(recipe.attacks), partial_results.finished_parts
@@ -141,7 +139,7 @@ def attack_defence(
         if result.state == "failed":
             raise UsageError(f"{result.attack} at {defence_name} failed: {result.reason}", "see the recipe")
         if result.state == "does not apply":
-            progress(f"{defence_name}: {result.attack} does not apply: {result.reason}")
+            log(f"{defence_name}: {result.attack} does not apply: {result.reason}")
         else:
             keep_records(
                 result.attack,
@@ -149,13 +147,13 @@ def attack_defence(
             )
 
     def keep_records(attack_name: str, values: dict[str, float]) -> None:
-        progress(f"{defence_name}: {attack_name}: ROUGE-1 {values['rouge-1']:.2f} in {values['seconds']:.0f} s")
+        log(f"{defence_name}: {attack_name}: ROUGE-1 {values['rouge-1']:.2f} in {values['seconds']:.0f} s")
         records_of_attacks[attack_name] = make_records(values, attack=attack_name, variant=defence_name)
 
     def budget() -> Budget:
         return Budget(float("inf") if seconds is None else seconds, clock=time.process_time)
 
-    options = replace(RECIPE_OPTIONS, own_budget=budget)
+    options = replace(RECIPE_OPTIONS, next_budget=budget)
     for attack_name in attacks:
         if f"{attack_name}, {defence_name}" in earlier_results:
             keep_records(attack_name, earlier_results[f"{attack_name}, {defence_name}"])
@@ -169,7 +167,7 @@ def attack_figures(result: AttackResult) -> dict[str, float]:
 
     A recipe's `seconds` limits CPU time, so other work on the machine hardly changes a result.
     """
-    return with_spread(result.selected_measures(MEASURES), scale=1) | {"seconds": result.seconds}
+    return with_half_widths(result.selected_measures(MEASURES), scale=1) | {"seconds": result.seconds}
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +180,7 @@ class SceneBuilder:
         settings: which texts are attacked.
         data_folder: the folder in which the recipe's data paths start.
         cache: keeps the shadows.
-        progress: receives lines for the user.
+        log: receives lines for the user.
     """
 
     recipe: GradientRecipe
@@ -190,17 +188,17 @@ class SceneBuilder:
     settings: GradientTexts
     data_folder: Path
     cache: ArtifactCache
-    progress: Log
+    log: Log
 
     def scene(self, defence: DefenceSpec) -> Scene:
         """Returns the scene of one defence: one step for each batch, all of the same model."""
         tokenizer, (private, public, classes) = self._texts
         recipe, batch_size = self.recipe, self.settings.batch
-        sent = shadow_rows(self.base, private.ids, defence, recipe.seed, self.cache, self.progress)
+        sent = shadow_rows(self.base, private.ids, defence, recipe.seed, self.cache, self.log)
         step = SharedStep.open(self.base.folder, recipe.task, classes, recipe.seed, recipe.lora)
         pad = int(tokenizer.pad_token_id or 0)
         rows = PrivateRows(sent, private.labels)
-        gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).all_gradients()
+        gradients = SharedGradients(step, rows, defence.shield, batch_size, recipe.seed, pad).observations()
         knowledge = Knowledge(
             corpus=public,
             step=defence.shield.prepare_step(step),  # without knowing of its dropout, none can solve for the masks
@@ -220,7 +218,7 @@ class SceneBuilder:
 
     def _rehearse(self, defence: DefenceSpec, corpus: Sequences, seed: int) -> tuple[Sequences, Ids]:
         """Returns the shadows of the attacker's own text, with its own draws, and the place of each token's shadow."""
-        shadows = shadow_rows(self.base, corpus, defence, seed, self.cache, self.progress)
+        shadows = shadow_rows(self.base, corpus, defence, seed, self.cache, self.log)
         return shadows, np.arange(len(corpus.ids), dtype=np.int64)
 
     @cached_property

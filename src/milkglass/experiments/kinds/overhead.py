@@ -102,22 +102,22 @@ class OverheadRecipe(Recipe):
         ((name, parameters),) = self.variants.items()
         key = seeded_key(base, self.model, digest, self.seed, scheme_of_recipe(parameters))
         codec = Codec.open(key, base.folder)
-        source = data_refs.rows_file(run.data, self.data["train"], out / "data", run.progress)
+        source = data_refs.rows_file(run.data, self.data["train"], out / "data", run.log)
         variant = TrainedVariant(name, out / f"{name}-model", key, out / name, is_plain=False)
         partial_results, result = PartialResults(out / "parts.json"), dict[str, float]()
-        run.progress("client: obfuscation")
+        run.log("client: obfuscation")
         result |= partial_results.get_or_compute(
             "obfuscation", lambda: _time_obfuscation(self, base, key, variant.model_folder)
         )
-        run.progress("client: tokenisation of the training file")
+        run.log("client: tokenisation of the training file")
         result |= partial_results.get_or_compute(
             "tokenisation", lambda: _time_tokenisation(self, codec, source, variant)
         )
-        run.progress(f"server: {self.training.max_steps} steps of fine-tuning")
+        run.log(f"server: {self.training.max_steps} steps of fine-tuning")
         result |= partial_results.get_or_compute(
-            "training", lambda: _time_training(self, variant, int(result["training rows"]), run.progress)
+            "training", lambda: _time_training(self, variant, int(result["training rows"]), run.log)
         )
-        run.progress(f"{self.evaluation['prompts']} answers")
+        run.log(f"{self.evaluation['prompts']} answers")
         return make_records(
             result
             | partial_results.get_or_compute(
@@ -152,13 +152,13 @@ def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, varia
     return {"tokenisation, client": median(seconds), "training rows": float(counts[0].row_count)}
 
 
-def _time_training(recipe: OverheadRecipe, variant: TrainedVariant, row_count: int, progress: Log) -> dict[str, float]:
+def _time_training(recipe: OverheadRecipe, variant: TrainedVariant, row_count: int, log: Log) -> dict[str, float]:
     """Returns the median seconds of a training step, and the hours of the whole training that follow from them."""
     for name in ("status.json", "events.jsonl", "checkpoints", "result"):  # the times of one unbroken run
         leftover = variant.job_folder / name
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink(missing_ok=True)
     write_spec(variant.job_folder, variant.model_folder, recipe.training, None, ("train",))
-    run_job(variant.job_folder, lambda line: progress(f"{variant.name}: {line}"))
+    run_job(variant.job_folder, lambda line: log(f"{variant.name}: {line}"))
     step = median(step_seconds((variant.job_folder / "events.jsonl").read_text("utf-8")))
     steps = math.ceil(row_count / recipe.training.batch_size) * recipe.evaluation["epochs"]
     return {"a step of fine-tuning, server": step, "hours of fine-tuning (extrapolated), server": step * steps / 3600}

@@ -47,11 +47,11 @@ from milkglass.experiments.kinds.generation import (
     rule_figures,
 )
 from milkglass.experiments.procedures import sanitized_chats
+from milkglass.experiments.procedures.cells import quality_figures
 from milkglass.experiments.procedures.sanitized_chats import ChatSanitizer
-from milkglass.experiments.procedures.trials import quality_figures
 from milkglass.experiments.record import ResultRecord, make_records
 from milkglass.experiments.runs import SPLITS, RunContext, TrainedVariant, seeded_codec
-from milkglass.metrics.interval import ratio, share, with_spread
+from milkglass.metrics.interval import proportion, ratio, with_half_widths
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.examples import read_examples
 from milkglass.sanitizers.method import SanitizerMethod
@@ -126,7 +126,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
                 )
         paths_by_variant: dict[str, Mapping[str, Path]] = {}
         for name, sanitizer in self._sanitizers(base, run).items():
-            run.progress(f"{name}: the rows" + (" are sanitized" if sanitizer else ""))
+            run.log(f"{name}: the rows" + (" are sanitized" if sanitizer else ""))
             paths_by_variant[name] = {
                 split: sanitizer.write(path, path.with_name(f"{name}-{path.name}")) if sanitizer else path
                 for split, path in plain.items()
@@ -135,7 +135,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
 
     def _chats(self, run: RunContext, split: str) -> list[Any]:
         return sanitized_chats.conversations_of(
-            data_refs.load_examples(run.data, self.data[split], run.progress), self.instruction, self.words
+            data_refs.load_examples(run.data, self.data[split], run.log), self.instruction, self.words
         )
 
     def _sanitizers(self, base: Checkpoint, run: RunContext) -> Mapping[str, ChatSanitizer | None]:
@@ -169,11 +169,11 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
                 prompt_sets[name].private_counts.astype(np.float64),
             )
             unchanged = ratio(*counts, np.random.default_rng(self.seed))
-            records += make_records(with_spread({"tokens unchanged": unchanged}), variant=name)
+            records += make_records(with_half_widths({"tokens unchanged": unchanged}), variant=name)
         for folder, asked_variants in self._answer_plan(base, variants):
             model: Any = None
             for variant, stage in asked_variants:
-                run.progress(f"{variant.name}: answers {stage}")
+                run.log(f"{variant.name}: answers {stage}")
                 path = run.out / "answers" / f"{variant.name}-{stage}.json"
                 # Answers of an older version have no losses
                 if not path.is_file() or "losses" not in json.loads(path.read_text("utf-8")):
@@ -228,7 +228,7 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         if (instructions := self.instruction_file) and (
             stage == STAGE_AFTER or (stage == STAGE_BEFORE and variant.is_plain)
         ):
-            run.progress(f"{variant.name}: instructions {stage}")
+            run.log(f"{variant.name}: instructions {stage}")
             prompts = instructions.read(run.data)
             answers["followed"] = instruction_answers(model, codec, prompts, instructions.new_tokens)
         return answers
@@ -261,9 +261,9 @@ class SanitizedGenerationRecipe(GeneratorTuningRecipe):
         predicted = np.array([class_of(text, labels) for text in texts], np.int64)
         truth = [labels.index(reference) for reference in references]
         add_predictions(predictions, {"answer": predicted}, fields)
-        named_share = share(predicted != NO_CLASS, np.random.default_rng(self.seed))
+        named_share = proportion(predicted != NO_CLASS, np.random.default_rng(self.seed))
         quality = quality_figures(predicted, truth, ("accuracy",), len(labels), self.seed)
-        return make_records(quality | with_spread({"answers that name a class": named_share}), **fields)
+        return make_records(quality | with_half_widths({"answers that name a class": named_share}), **fields)
 
 
 def method_of(name: str, entry: Mapping[str, Any]) -> SanitizerMethod:

@@ -92,7 +92,7 @@ class SharedTrainingRecipe(SharedStepRecipe):
         claim_run_folder(run.out, {**self.about(), "base": base.digest(), "sums": data_digests})
         tokenizer, cache = load_tokenizer(base.folder), ArtifactCache(run.cache or run.out, run.out)
         rows_and_class_count = _split_rows(self, tokenizer, run.data)
-        site = TrainingSite(base, self, *rows_and_class_count, tokenizer, run.out, cache, run.progress)
+        site = TrainingSite(base, self, *rows_and_class_count, tokenizer, run.out, cache, run.log)
         parts_to_measure: dict[str, Callable[[], dict[str, Any]]] = {
             "untrained": lambda: site.step_figures(site.step())
         }
@@ -107,7 +107,7 @@ class SharedTrainingRecipe(SharedStepRecipe):
             measured = parts.get_or_compute(name, measure_part)
             packed_rows = measured.pop(ROWS_KEY, {})  # parts that older code measured have none
             run.predictions.update({f"{values}, {name}": packed for values, packed in packed_rows.items()})
-            run.progress(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in measured.items()))
+            run.log(f"{name}: " + ", ".join(f"{measure} {value:.3f}" for measure, value in measured.items()))
             figure_records += make_records(measured, variant=name)
         if self.evaluation.get("theory"):
             findings = json.loads((run.out / THEORY_FILE).read_text("utf-8"))
@@ -132,7 +132,7 @@ class TrainingSite:
         tokenizer: the public model's tokenizer.
         out: the run folder.
         cache: keeps the shadows and the trained models.
-        progress: receives lines for the user.
+        log: receives lines for the user.
     """
 
     base: Checkpoint
@@ -143,7 +143,7 @@ class TrainingSite:
     tokenizer: Any
     out: Path
     cache: ArtifactCache
-    progress: Log
+    log: Log
 
     @property
     def training(self) -> LocalTraining:
@@ -162,7 +162,7 @@ class TrainingSite:
 
     def log_of(self, name: str) -> Log:
         """Returns what receives lines about the defence of this name."""
-        return lambda line: self.progress(f"{name}: {line}")
+        return lambda line: self.log(f"{name}: {line}")
 
     def defended_rows(self, name: str, defence: DefenceSpec) -> PrivateRows:
         """Returns the training rows, with shadows in place of their texts if the defence has GHOST."""

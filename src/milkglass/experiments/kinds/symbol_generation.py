@@ -112,7 +112,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
         for split, path in paths.items():
             if not path.is_file():
                 rows = sanitized_chats.conversations_of(
-                    data_refs.load_examples(run.data, self.data[split], run.progress), "", self.words
+                    data_refs.load_examples(run.data, self.data[split], run.log), "", self.words
                 )
                 sanitized_chats.write_chats(rows if split == "train" else rows[: self.evaluation["rows"]], path)
         return dict.fromkeys(self.variants, paths)
@@ -139,7 +139,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
         examples = self._held_out(run)[: self.evaluation["answers"]]
         records: list[ResultRecord] = []
         for name, model in [*clients.items(), (PLAIN, load_model(folders[PLAIN], stops))]:
-            run.progress(f"{name}: answers alone")
+            run.log(f"{name}: answers alone")
             records += self._single_figures(run, base, plain, model, examples, name)
         for variant in variants:
             if variant.name in (PLAIN, CLIENT):
@@ -152,7 +152,7 @@ class SymbolGenerationRecipe(GeneratorTuningRecipe):
                 for weight in self.weights:
                     writer = CombinedDistribution(torch.from_numpy(codec.sigma).long(), weight)
                     pair = AnsweringPair(client, server, writer, stops)
-                    run.progress(f"{variant.name}: {name} answers, the server's word weighs {weight}")
+                    run.log(f"{variant.name}: {name} answers, the server's word weighs {weight}")
                     fields = {"variant": variant.name, "note": f"{name}, weight {weight:g}"}
                     known_fields = {**fields, "note": f"{name}, symbols known"} if weight == self.weights[0] else None
                     records += self._pair_figures(run, codec.without_scrambling, pair, examples, fields, known_fields)

@@ -1,1 +1,1 @@
-"""Procedures that several kinds of recipes use: trials, private rows, local training, leakage."""
+"""Procedures that several kinds of recipes use: cells, private rows, local training, leakage."""

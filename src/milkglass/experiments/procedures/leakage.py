@@ -33,9 +33,9 @@ from milkglass.audit.scene import ALIKE, Scene
 from milkglass.catalogue import signature
 from milkglass.errors import UsageError
 from milkglass.experiments.entries import AttackEntries, attacks_of
-from milkglass.experiments.procedures.trials import TrainedHalves, TrialData
+from milkglass.experiments.procedures.cells import CellData, TrainedCell
 from milkglass.experiments.record import STRONGEST_ATTACK, ResultRecord, make_records
-from milkglass.metrics.interval import with_spread
+from milkglass.metrics.interval import with_half_widths
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
@@ -82,8 +82,8 @@ class LeakageTexts:
 
 
 def leakage(
-    attacks: AttackEntries, attacked: LeakageTexts, base: Checkpoint, trial: TrialData, cell: TrainedHalves,
-    identity: Mapping[str, Any], folder: Path, progress: Log = no_log,
+    attacks: AttackEntries, attacked: LeakageTexts, base: Checkpoint, cell_data: CellData, cell: TrainedCell,
+    identity: Mapping[str, Any], folder: Path, log: Log = no_log,
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns what each attack and attacker reads, in percent.
 
@@ -93,7 +93,7 @@ def leakage(
         attacks: the recipe's attacks.
         attacked: which texts are attacked.
         base: the model from which the cell was trained.
-        trial: the rows of the cell.
+        cell_data: the rows of the cell.
         cell: the trained halves.
         identity: what decides the results besides the attacks.
         folder: keeps the results, so that a stopped run resumes.
@@ -101,9 +101,9 @@ def leakage(
     Raises:
         UsageError: there are fewer texts than are attacked, or an attack failed or did not end.
     """
-    attacked_texts, other_texts = trial.train.texts, trial.others.texts
+    attacked_texts, other_texts = cell_data.train.texts, cell_data.others.texts
     if attacked.private == "held out":
-        attacked_texts, other_texts = trial.held_out.texts, [*trial.others.texts, *trial.train.texts]
+        attacked_texts, other_texts = cell_data.held_out.texts, [*cell_data.others.texts, *cell_data.train.texts]
     if attacked.rows > len(attacked_texts):
         raise UsageError(
             f"{attacked.rows} private rows are more than the {len(attacked_texts)} of {attacked.private}",
@@ -117,7 +117,7 @@ def leakage(
 
     def report_outcome(outcome: AttackResult) -> None:
         share_text = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
-        progress(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{share_text}")
+        log(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{share_text}")
 
     # Whether a checkpoint was uploaded and trained: halves are trained before the server has one of them
     has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
@@ -149,7 +149,7 @@ def _reads_tables(attack: Attack) -> bool:
     return Weights in attack.sees
 
 
-def _tuned_scene(scene: Scene, cell: TrainedHalves) -> Scene:
+def _tuned_scene(scene: Scene, cell: TrainedCell) -> Scene:
     """Returns the scene of an attacker who has the tuned checkpoint, not the uploaded one."""
     others = [seen for seen in scene.transcript.observations if not isinstance(seen, Weights)]
     tuned = [
@@ -160,7 +160,7 @@ def _tuned_scene(scene: Scene, cell: TrainedHalves) -> Scene:
     return replace(scene, transcript=transcript, adversaries=adversaries)
 
 
-def _distance_figures(scene: Scene, cell: TrainedHalves) -> dict[str, float]:
+def _distance_figures(scene: Scene, cell: TrainedCell) -> dict[str, float]:
     """Returns EDNN's Figure 2 for the attacked tokens, if each id stands for one token."""
     public = scene.adversaries[0].knowledge.public_model
     tuned = _tuned_scene(scene, cell).transcript.table
@@ -201,12 +201,12 @@ def _figures(results: Sequence[AttackResult]) -> list[ResultRecord]:
             continue
         require_uncut(cell)
         for names, scale in ((MEASURES, 100), (BITS_MEASURES, 1)):
-            values = with_spread(cell.selected_measures(names), scale)
+            values = with_half_widths(cell.selected_measures(names), scale)
             records += make_records(values, attack=cell.attack, attacker=cell.adversary)
     for measure in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
         intervals = [cell.measures[measure] for cell in results if cell.state == "done" and measure in cell.measures]
         if intervals := [interval for interval in intervals if not np.isnan(interval.value)]:
-            values = with_spread({measure: max(intervals, key=lambda interval: interval.value)})
+            values = with_half_widths({measure: max(intervals, key=lambda interval: interval.value)})
             records += make_records(values, attack=STRONGEST_ATTACK)
     return records
 

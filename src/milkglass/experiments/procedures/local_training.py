@@ -20,7 +20,7 @@ from milkglass.experiments.procedures.private_rows import PrivateRows
 from milkglass.experiments.runs import pack_answers
 from milkglass.gradient_defences.defence import GradientDefence, share_gradient
 from milkglass.metrics import glue
-from milkglass.metrics.interval import Interval, with_spread
+from milkglass.metrics.interval import Interval, with_half_widths
 from milkglass.metrics.text import mean_loss, perplexity
 from milkglass.noise.stream import Stream
 from milkglass.progress import Log
@@ -64,7 +64,7 @@ class LocalTraining:
 
 def fit(
     step: SharedStep, rows: PrivateRows, shield: GradientDefence, training: LocalTraining, seed: int, pad_id: int,
-    progress: Log,
+    log: Log,
 ) -> None:  # fmt: skip
     """Trains the step's model in place. The order of the rows and a shield's noise follow from the seed.
 
@@ -74,7 +74,7 @@ def fit(
         shield: changes each gradient before it is used.
         training: the settings.
         pad_id: the id with which texts are padded.
-        progress: receives a line for each epoch.
+        log: receives a line for each epoch.
     """
     rng, stream = np.random.default_rng(seed), Stream.of_seed(seed)
     parameters = step.parameters
@@ -90,7 +90,7 @@ def fit(
                 parameters[name].grad = gradient.contiguous()  # a fused step reads it in the order of its memory
             optimizer.step()
             step_count += 1
-        progress(f"epoch {epoch + 1} of {training.epochs}")
+        log(f"epoch {epoch + 1} of {training.epochs}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def model_quality(step: SharedStep, rows: PrivateRows, pad_id: int, seed: int) -
         ids, mask, _ = rows.select(part).batch(pad_id)
         predicted[part] = step.logits(step.embed(ids), mask).argmax(-1).cpu().numpy()
     return ModelQuality(
-        with_spread(_class_measures(predicted, rows.labels, seed), scale=1), {"answer": pack_answers(predicted)}
+        with_half_widths(_class_measures(predicted, rows.labels, seed), scale=1), {"answer": pack_answers(predicted)}
     )
 
 
@@ -145,7 +145,7 @@ def _prediction_quality(step: SharedStep, rows: PrivateRows, seed: int) -> Model
         "loss": mean_loss(losses, tokens, np.random.default_rng(seed)),
         "perplexity": perplexity(losses, tokens, np.random.default_rng(seed)),
     }
-    return ModelQuality(with_spread(measures, scale=1), predictions)
+    return ModelQuality(with_half_widths(measures, scale=1), predictions)
 
 
 def constant_answer_figures(labels: Ids, seed: int) -> dict[str, float]:
@@ -156,7 +156,7 @@ def constant_answer_figures(labels: Ids, seed: int) -> dict[str, float]:
         name: max((by_name[name] for by_name in measures), key=lambda interval: interval.value)
         for name in ("accuracy", "f1")
     }
-    return with_spread(best_measures, scale=1)
+    return with_half_widths(best_measures, scale=1)
 
 
 def _class_measures(predicted: Ids, labels: Ids, seed: int) -> dict[str, Interval]:

@@ -147,7 +147,7 @@ def train(
     class_count: int,
     training: LSTMTraining,
     seed: int,
-    progress: Log,
+    log: Log,
 ) -> BiLSTM:
     """Trains an LSTM, and returns it in evaluation mode.
 
@@ -158,7 +158,7 @@ def train(
         class_count: the number of classes.
         training: the settings.
         seed: decides the initial weights and the order of the texts.
-        progress: receives a line every STEPS_BETWEEN_LINES steps.
+        log: receives a line every STEPS_BETWEEN_LINES steps.
 
     Raises:
         JobFailed: the loss is not finite.
@@ -184,7 +184,7 @@ def train(
                 optimiser.step()
                 if step % STEPS_BETWEEN_LINES == 0:
                     position = f"epoch {epoch + 1} of {training.epochs}, step {step} of {len(batches)}"
-                    progress(f"{position}, loss {loss.item():.4f}")
+                    log(f"{position}, loss {loss.item():.4f}")
     return model.eval()
 
 

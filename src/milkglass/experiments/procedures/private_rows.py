@@ -27,7 +27,7 @@ from milkglass.experiments.cache import ArtifactCache
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.gradient_defences.catalogue import gradient_defence_from_recipe
 from milkglass.gradient_defences.defence import GradientDefence
-from milkglass.metrics.interval import with_spread
+from milkglass.metrics.interval import with_half_widths
 from milkglass.metrics.text import mean_similarity
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log
@@ -173,7 +173,7 @@ def open_ghost(base: Checkpoint, defence: DefenceSpec, seed: int) -> Ghost:
 
 
 def shadow_rows(
-    base: Checkpoint, rows: Sequences, defence: DefenceSpec, seed: int, cache: ArtifactCache, progress: Log
+    base: Checkpoint, rows: Sequences, defence: DefenceSpec, seed: int, cache: ArtifactCache, log: Log
 ) -> Sequences:
     """Returns the texts that go into training: their shadows, or without GHOST the texts themselves.
 
@@ -194,14 +194,14 @@ def shadow_rows(
         with files.atomic_write(path) as file:
             file.write("".join(f"{json.dumps(shadow)}\n" for shadow in shadows))
             cache.record_writer(path)
-        progress(f"{len(shadows)} of {len(rows)} sentences have their shadows")
+        log(f"{len(shadows)} of {len(rows)} sentences have their shadows")
     return Sequences.of(shadows)
 
 
 def shadow_likeness(texts: Sequences, shadows: Sequences, read: Callable[[Ids], str], seed: int) -> dict[str, float]:
     """Returns how similar the shadows are to the texts (Table 1): mean ROUGE-1, 2, L and METEOR, from 0 to 1."""
     scores = mean_similarity([read(ids) for ids in shadows], [read(ids) for ids in texts], np.random.default_rng(seed))
-    return with_spread({f"shadow {name}": interval for name, interval in scores.items()}, scale=1)
+    return with_half_widths({f"shadow {name}": interval for name, interval in scores.items()}, scale=1)
 
 
 @dataclass(frozen=True, kw_only=True)

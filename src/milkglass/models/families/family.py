@@ -11,7 +11,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.families.layers import LayerLayout, LayerNames, ResidualStream, StreamNames, has_name_ending
 from milkglass.models.safetensors_header import READABLE_DTYPES
 
-Kind = Literal["encoder", "decoder"]
+ArchitectureKind = Literal["encoder", "decoder"]
 
 
 def _no_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -20,14 +20,15 @@ def _no_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Names every tensor of one model whose first dimension is the vocabulary.
+    """Describes one model of a family: its kind, its vocabulary, and the names of its token-indexed tensors.
 
-    All of these are permuted and mixed in the same way, so that tied tensors stay tied.
+    The first dimension of these tensors is the vocabulary. They are permuted and mixed in the same way, so that tied
+    tensors stay tied.
 
     Attributes:
         family: the family of the model.
         kind: "encoder" or "decoder".
-        vocab_size: n.
+        vocab_size: n, the number of rows of the input embedding.
         table: the name of the input embedding (n, d).
         heads: the names of output embeddings (n, d); empty if they are tied or absent.
         biases: the names of output biases (n,).
@@ -35,7 +36,7 @@ class Architecture:
     """
 
     family: Family
-    kind: Kind
+    kind: ArchitectureKind
     vocab_size: int
     table: str
     heads: tuple[str, ...]
@@ -48,7 +49,10 @@ class Architecture:
         return (self.table, *self.heads, *self.biases)
 
     def residual(self, checkpoint: Checkpoint) -> ResidualStream:
-        """Returns what touches the residual stream. Raises UnsupportedModel with the reason if it is fixed."""
+        """Returns the tensors that read, write or norm the residual stream.
+
+        Raises UnsupportedModel if its dimensions cannot be mixed.
+        """
         if isinstance(self.family.stream, str):
             raise UnsupportedModel(
                 f"the dimensions of {self.family.name} cannot be mixed: {self.family.stream}",
@@ -57,7 +61,10 @@ class Architecture:
         return ResidualStream.of(self.family.stream, checkpoint, self.token_tensor_names)
 
     def layout(self, checkpoint: Checkpoint) -> LayerLayout:
-        """Returns heads and neurons of the layers. Raises UnsupportedModel with the reason if they are fixed."""
+        """Returns the layers with their attention heads and neurons.
+
+        Raises UnsupportedModel if these cannot be changed.
+        """
         names = self.family.layers
         if names is None:
             raise UnsupportedModel(
@@ -77,18 +84,18 @@ class Family:
         model_types: the values of `model_type` in config.json that belong to it.
         table: names that the input embedding can have.
         stream: what touches the residual stream, or the reason why its dimensions cannot be mixed.
-        neurons: the module of each layer whose outputs enter the nonlinearity of the feed-forward network.
+        neurons: the name of the module in each layer whose outputs enter the nonlinearity of the feed-forward network.
         heads: names of output embeddings.
         biases: names of output biases.
         pinned: takes the config, and returns the ids that must keep their place since the architecture uses the number
             itself.
         layers: the names of the parts of each layer, if a scheme may change them all.
-        parts: the words between the dots of tensor names that no built-in family has (client/layout.py). A model with
-            any other word cannot be uploaded.
+        parts: the words between the dots of tensor names that no built-in family has (client/upload_names.py). A model
+            with any other word cannot be uploaded.
     """
 
     name: str
-    kind: Kind
+    kind: ArchitectureKind
     model_types: tuple[str, ...]
     table: tuple[str, ...]
     stream: StreamNames | str
@@ -100,7 +107,7 @@ class Family:
     parts: frozenset[str] = frozenset()
 
     def locate(self, checkpoint: Checkpoint) -> Architecture:
-        """Returns the model with its tables. Raises UnsupportedModel if one is missing or cannot be mixed."""
+        """Finds a checkpoint's token-indexed tensors. Raises UnsupportedModel if one is missing or cannot be mixed."""
         tables = _matching(checkpoint, self.table)
         if len(tables) != 1:
             raise UnsupportedModel(

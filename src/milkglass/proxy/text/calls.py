@@ -17,11 +17,11 @@ import regex
 
 from milkglass.errors import UsageError
 
-Tools = Mapping[str, frozenset[str]]  # the names of the arguments that each tool requires, by the tool's name
+RequiredArguments = Mapping[str, frozenset[str]]  # by each tool's name, the names of the arguments that it requires
 SHORT_ID_PATTERN = re.compile(r"[A-Za-z0-9]{9}")
-ARGUMENT_NAMES = ("arguments", "parameters")
-CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENT_NAMES})
-UNKNOWN_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
+ARGUMENTS_KEYS = ("arguments", "parameters")
+CALL_KEYS = frozenset({"name", "type", "id", "function", *ARGUMENTS_KEYS})
+UNSUPPORTED_MARKS = ("<function=", "<arg_key>")  # of calls in XML between Hermes' marks (Qwen3-Coder, GLM 4.5)
 STRING_OR_COMMA_PATTERN = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
 MAX_CHARACTERS_SHOWN = 64  # characters of a name in a message
 WHITE_SPACE_PATTERN = re.compile(r"[ \t\r\n]*+")
@@ -37,26 +37,26 @@ class ToolFormat:
     """Describes how a model writes calls.
 
     Attributes:
-        template_marks: the chat template of a model with this format has one of these.
-        mark: precedes calls.
-        closing: follows calls; "" if nothing does.
-        is_bare: whether the mark may be left out.
+        template_marks: texts of which the chat template of such a model contains at least one.
+        mark: the text before a call.
+        closing: the text after a call; empty if there is none.
+        allows_bare: whether the mark may be left out.
         allows_name: whether a tool's name may stand between the mark and its arguments.
-        special_tokens: tokens of the tokenizer that must stay in the text.
-        call_start: the beginning of an answer that calls the tool {name}.
+        special_tokens: special tokens that must stay in the decoded text.
+        call_start: a format string of how an answer that calls the tool {name} begins.
         needs_short_ids: whether the templates accept only call ids of nine letters and digits.
     """
 
     template_marks: tuple[str, ...]
     mark: str
     closing: str = ""
-    is_bare: bool = False
+    allows_bare: bool = False
     allows_name: bool = False
     special_tokens: tuple[str, ...] = ()
     call_start: str = ""
     needs_short_ids: bool = False
 
-    def prefix_pattern(self, tools: Tools) -> regex.Pattern[str]:
+    def prefix_pattern(self, tools: RequiredArguments) -> regex.Pattern[str]:
         """Returns a pattern of what precedes the JSON of a call. Its groups are `mark`, if it has one, and `name`."""
         lookahead = r"(?=[\[{])"
         if self.allows_name:
@@ -64,19 +64,19 @@ class ToolFormat:
             lookahead = f"(?:{lookahead}|{name})"
         mark = regex.escape(self.mark)
         call = rf"(?P<mark>{mark})\s{{0,64}}+(?:{mark}\s{{0,64}}+)*{FENCE_PATTERN}{lookahead}"
-        return regex.compile(FENCE_PATTERN + (f"(?:{call}|{_bare_call_pattern(tools)})" if self.is_bare else call))
+        return regex.compile(FENCE_PATTERN + (f"(?:{call}|{_bare_call_pattern(tools)})" if self.allows_bare else call))
 
     def answer_start(self, name: str) -> str:
         """Returns the beginning of an answer that calls this tool, or any tool for ""."""
         return self.call_start.format(name=name) if name else self.call_start.partition("{name}")[0].replace("{{", "{")
 
 
-def _bare_call_pattern(tools: Tools) -> str:
+def _bare_call_pattern(tools: RequiredArguments) -> str:
     """Returns a pattern for the beginning of an object, or a list of objects, that may be a call without a mark."""
     names = "|".join(map(regex.escape, tools))
     has_plain_names = all(name.isascii() and name.isprintable() for name in tools)  # others may be written with escapes
     value = rf'"(?:{names})"' if has_plain_names else '"'
-    other_keys = "|".join(("type", "function", "id", *ARGUMENT_NAMES))
+    other_keys = "|".join(("type", "function", "id", *ARGUMENTS_KEYS))
     return rf'(?=(?:\[\s{{0,64}}+)?\{{\s{{0,64}}+"(?:name"\s{{0,64}}+:\s{{0,64}}+{value}|(?:{other_keys})"))'
 
 
@@ -98,15 +98,15 @@ MISTRAL = ToolFormat(
 )  # fmt: skip
 LLAMA_TAG = "<|python_tag|>"  # Llama's, before calls of its built-in tools and sometimes of others
 LLAMA = ToolFormat(
-    (LLAMA_TAG, '"parameters": '), LLAMA_TAG, is_bare=True, special_tokens=(LLAMA_TAG,),
+    (LLAMA_TAG, '"parameters": '), LLAMA_TAG, allows_bare=True, special_tokens=(LLAMA_TAG,),
     call_start='{{"name": "{name}", "parameters": '
 )  # fmt: skip
 FORMATS = (HERMES, MISTRAL_ARGS, MISTRAL, LLAMA)
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Returns the format of a chat template. None: it shows no known format."""
-    if any(mark in template for mark in UNKNOWN_MARKS):
+    """Returns the format of calls that a chat template shows. None: it shows none that is known."""
+    if any(mark in template for mark in UNSUPPORTED_MARKS):
         return None
     return next((known for known in FORMATS if any(mark in template for mark in known.template_marks)), None)
 
@@ -118,7 +118,8 @@ class ToolCall:
     Attributes:
         name: the tool's name.
         arguments: a JSON object, as text.
-        escape_count: plain letters that were escaped, if the arguments were JSON in a string.
+        escape_count: how many needless escapes the arguments have, if they were JSON in a string
+            (`count_needless_escapes`).
         id: the call's id, by which the tool's result refers to it.
     """
 
@@ -154,10 +155,14 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)  # models write line feeds inside strings
+LENIENT_DECODER = json.JSONDecoder(
+    strict=False, parse_constant=_refuse_constant
+)  # models write line feeds inside strings
 
 
-def parse_calls(text: str, tools: Tools, name: str | None = None, is_bare: bool = False) -> list[ToolCall] | None:
+def parse_calls(
+    text: str, tools: RequiredArguments, name: str | None = None, is_bare: bool = False
+) -> list[ToolCall] | None:
     """Returns the calls in a JSON object or list. None: there are none, or one is of a tool that is not in `tools`.
 
     Args:
@@ -186,10 +191,10 @@ def _first_value(text: str) -> tuple[str, Any]:
         ValueError, RecursionError: there is none.
     """
     try:
-        value, end = DECODER.raw_decode(text)
+        value, end = LENIENT_DECODER.raw_decode(text)
     except ValueError:
         text = STRING_OR_COMMA_PATTERN.sub(lambda match: match[1] or "", text)
-        value, end = DECODER.raw_decode(text)
+        value, end = LENIENT_DECODER.raw_decode(text)
     return text[:end], value
 
 
@@ -199,9 +204,9 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
     while text[position] not in "}]":
         name = ""
         if text[0] == "{":
-            name, position = DECODER.raw_decode(text, position)
+            name, position = LENIENT_DECODER.raw_decode(text, position)
             position = _skip_white_space(text, _skip_white_space(text, position) + 1)
-        _, stop = DECODER.raw_decode(text, position)
+        _, stop = LENIENT_DECODER.raw_decode(text, position)
         yield name, text[position:stop]
         position = _skip_white_space(text, stop)
         position = _skip_white_space(text, position + 1) if text[position] == "," else position
@@ -213,7 +218,7 @@ def _skip_white_space(text: str, position: int) -> int:
     return position if space is None else space.end()
 
 
-def _parse_call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
+def _parse_call(text: str, tools: RequiredArguments, is_bare: bool) -> ToolCall | None:
     """Returns the call in a JSON value. None: it is not a call, or has further fields that may be its arguments."""
     if not text.startswith("{"):
         return None
@@ -221,19 +226,19 @@ def _parse_call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
     function = members.get("function", "")
     if function.startswith("{"):
         function_members = dict(_members(function))
-        if any(key in members and key in function_members for key in ARGUMENT_NAMES):
+        if any(key in members and key in function_members for key in ARGUMENTS_KEYS):
             return None
         members |= function_members
     elif function:  # {"function": NAME, "arguments": ...}
         members.setdefault("name", function)
-    arguments_written = [members[key] for key in ARGUMENT_NAMES if key in members]
+    arguments_written = [members[key] for key in ARGUMENTS_KEYS if key in members]
     nonempty_arguments = [written for written in arguments_written if not _is_empty(written)]
     if "name" not in members or (is_bare and "description" in members) or len(nonempty_arguments) > 1:
         return None
     if not nonempty_arguments and not {*members} <= CALL_KEYS:
         return None
     return _make_call(
-        DECODER.decode(members["name"]),
+        LENIENT_DECODER.decode(members["name"]),
         (nonempty_arguments or [written for written in arguments_written if written[0] == "{"] or [""])[0],
         tools,
     )
@@ -241,28 +246,28 @@ def _parse_call(text: str, tools: Tools, is_bare: bool) -> ToolCall | None:
 
 def _is_empty(text: str) -> bool:
     """Returns whether a JSON text is null or empty."""
-    decoded = DECODER.decode(text)
+    decoded = LENIENT_DECODER.decode(text)
     return decoded is None or decoded in ([], {}) or (isinstance(decoded, str) and not decoded.strip())
 
 
-def _make_call(name: Any, text: str, tools: Tools) -> ToolCall | None:
+def _make_call(name: Any, text: str, tools: RequiredArguments) -> ToolCall | None:
     """Returns a tool's call with arguments in JSON, "" for none. Raises ValueError or RecursionError for other text."""
     if not isinstance(name, str) or name not in tools:
         return None
     text, arguments, escape_count = (*_first_value(text), 0) if text else ("", None, 0)
     if isinstance(arguments, str):
-        escape_count, text = count_letter_escapes(arguments), arguments.strip()
-        arguments = DECODER.decode(text) if text else None
+        escape_count, text = count_needless_escapes(arguments), arguments.strip()
+        arguments = LENIENT_DECODER.decode(text) if text else None
     if arguments is None and not tools[name]:
         text, arguments = "{}", {}
     return ToolCall(name, _write_arguments(text, arguments), escape_count) if isinstance(arguments, dict) else None
 
 
-def count_letter_escapes(text: str) -> int:
-    """Returns how many plain letters a JSON text writes as escapes, which neither models nor programs do.
+def count_needless_escapes(text: str) -> int:
+    r"""Returns how many characters of printable ASCII a JSON text writes as \u escapes without need.
 
-    The next turn writes them as letters, in the tokenizer's own tokens. Escapes that JSON requires, and those that
-    programs write for HTML, are not counted.
+    Models and programs do not write such escapes, and the next turn writes the plain characters, in the tokenizer's own
+    tokens. Escapes that JSON requires, and those that programs write for HTML, are not counted.
     """
     codes = (match[1] for match in ESCAPE_PATTERN.finditer(text))
     return sum(code is not None and chr(int(code, 16)) not in NECESSARY_ESCAPES for code in codes)

@@ -15,7 +15,14 @@ from typing import Literal
 
 import regex
 
-from milkglass.proxy.text.calls import ToolCall, ToolFormat, Tools, count_letter_escapes, parse_calls, short_id
+from milkglass.proxy.text.calls import (
+    RequiredArguments,
+    ToolCall,
+    ToolFormat,
+    count_needless_escapes,
+    parse_calls,
+    short_id,
+)
 
 OUTSIDE_STRING_PATTERN = re.compile(r'["{}\[\]]|[^\s\w:,+.\-]')  # opens or closes a JSON value, or is invalid there
 INSIDE_STRING_PATTERN = re.compile(r'"|\\.', re.DOTALL)
@@ -25,7 +32,7 @@ THINK_BEGIN, THINK_END = "<think>", "</think>"
 BETWEEN_CALLS = " \t\r\n;,"  # what models write between two calls
 FENCE = "```"
 OBJECT_BEGIN_PATTERN = regex.compile(r'\{\s{0,64}+"')  # the beginning of JSON that need not be a call
-NO_TOOLS: Tools = {}
+NO_TOOLS: RequiredArguments = {}
 
 
 @dataclass
@@ -117,7 +124,7 @@ class Part:
     """Holds a part of an answer that became certain: text of one kind, or calls.
 
     Attributes:
-        escape_count: how many plain letters the JSON of the calls writes as escapes.
+        escape_count: how many plain characters the JSON of the calls writes as escapes.
     """
 
     kind: PartKind
@@ -164,7 +171,7 @@ class AnswerSplitter:
     """
 
     tool_format: ToolFormat | None = None
-    tools: Tools = field(default_factory=lambda: NO_TOOLS)
+    tools: RequiredArguments = field(default_factory=lambda: NO_TOOLS)
     may_reason: bool = False
     kind: Literal["content", "reasoning"] = "content"
     has_calls: bool = False
@@ -235,7 +242,7 @@ class AnswerSplitter:
             return self._take_text(len(self._held))
         call_prefix = self._call_prefix_pattern.search(self._held, partial=not is_final)
         other_object = (
-            OBJECT_BEGIN_PATTERN.search(self._held, partial=not is_final) if self.tool_format.is_bare else None
+            OBJECT_BEGIN_PATTERN.search(self._held, partial=not is_final) if self.tool_format.allows_bare else None
         )
         if other_object is not None and other_object.partial:
             other_object = None
@@ -295,7 +302,7 @@ class AnswerSplitter:
             return self._take_text(end)
         if self.tool_format is not None and self.tool_format.needs_short_ids:
             calls = [replace(call, id=short_id(call.id)) for call in calls]
-        escape_count = count_letter_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
+        escape_count = count_needless_escapes(self._held[json.begin : end]) + sum(call.escape_count for call in calls)
         self._held = self._held[end:]
         self._held_space, self._has_content, self._has_begun, self.has_calls = "", False, True, True
         self._last_call, self._in_section = json, True

@@ -24,16 +24,16 @@ class TrainingDataset(Dataset[dict[str, Any]]):
     def __init__(self, path: Path, task: Task, max_length: int) -> None:
         """Opens a training file. Raises BadUpload for another format, or for labels of another task than `task`."""
         rows = TrainingRows.open(path)
-        if rows.label != LABEL_TENSOR_BY_TASK[task]:
+        if rows.label_tensor != LABEL_TENSOR_BY_TASK[task]:
             raise BadUpload(
-                f"the training file holds {rows.label}, which does not fit {task}",
+                f"the training file holds {rows.label_tensor}, which does not fit {task}",
                 "classification needs `labels`, regression `scores`, causal-lm `token_labels`",
             )
         self.max_length = max_length
         self._row_ends = np.cumsum(rows.map_tensor("lengths"), dtype=np.int64)
         self._ids = rows.map_tensor("input_ids")
         self._token_types = rows.map_tensor("token_type_ids") if "token_type_ids" in rows.tensors else None
-        self._labels, self._has_token_labels = rows.map_tensor(rows.label), rows.label == "token_labels"
+        self._labels, self._has_token_labels = rows.map_tensor(rows.label_tensor), rows.label_tensor == "token_labels"
 
     def __len__(self) -> int:
         return len(self._row_ends)

@@ -47,7 +47,7 @@ from milkglass.server.settings import (
     error_for_caller,
     is_nearly_full,
 )
-from milkglass.server.spec import Hyperparameters, JobSpec, Status, require_used
+from milkglass.server.spec import Hyperparameters, JobSpec, Status, refuse_unused_lora_settings
 from milkglass.server.storage.registry import ModelRegistry
 from milkglass.server.storage.store import JobRecord, ModelRecord, Store, Unreadable
 from milkglass.server.storage.uploads import PARQUET_SUFFIX, Uploads
@@ -92,7 +92,7 @@ class Jobs:
             raise UsageError(
                 "early_stopping needs rows to compare epochs by", "give a validation_file, or leave it out"
             )
-        require_used(hyperparameters)
+        refuse_unused_lora_settings(hyperparameters)
         self._require_fitting_files(model, (training, validation), hyperparameters)
         hyperparameters = hyperparameters.for_layers(self._store.models.get(model).layers)
         self._require_room(model, training, hyperparameters)

@@ -22,8 +22,8 @@ from milkglass.server.spec import IGNORED_LABEL, LABEL_TENSORS, NUMPY_DTYPES, RO
 from milkglass.server.storage.store import TrainingFileInfo
 
 MAX_HEADER_BYTES = 4096  # five tensors need about 400
-MAX_ROW_IDS = 65_536  # ids of a row, which a worker cuts to spec.MAX_LENGTH or less
-MAX_IDS = 2**28  # ids of a file
+MAX_ROW_IDS = 65_536  # ids of a row; a worker cuts rows to `max_length`, at most spec.MAX_ROW_TOKENS
+MAX_FILE_IDS = 2**28  # ids of a file
 NUMBERS_PER_PART = 1 << 20  # numbers that are read at a time
 FORMAT_HINT = "write the file with this version of Milkglass; docs/formats.md describes rows/1"
 
@@ -31,15 +31,15 @@ FORMAT_HINT = "write the file with this version of Milkglass; docs/formats.md de
 @final
 @dataclass(frozen=True)
 class TrainingRows:
-    """Lists the tensors of a training file, which are not read yet.
+    """Describes the tensors of a training file. Their numbers are read when they are used.
 
     Attributes:
         tensors: the tensors by name.
-        label: the name of the tensor with labels.
+        label_tensor: the name of the tensor with labels.
     """
 
     tensors: dict[str, TensorRef]
-    label: str
+    label_tensor: str
 
     @classmethod
     def open(cls, path: Path) -> TrainingRows:
@@ -55,9 +55,10 @@ class TrainingRows:
             if tensor.dtype != (dtype := ROWS_TENSORS[name]) or len(tensor.shape) != 1:
                 _refuse(f"{name} is {tensor.dtype} of shape {list(tensor.shape)}; {dtype} of one dimension is needed")
         row_count, id_count = tensors["lengths"].shape[0], tensors["input_ids"].shape[0]
-        if not 1 <= row_count <= id_count <= MAX_IDS:
+        if not 1 <= row_count <= id_count <= MAX_FILE_IDS:
             _refuse(
-                f"the file holds {row_count} rows of {id_count} ids; a row has 1 at least, and a file {MAX_IDS} at most"
+                f"the file holds {row_count} rows of {id_count} ids; "
+                f"a row has 1 at least, and a file {MAX_FILE_IDS} at most"
             )
         for name in tensors.keys() - {"lengths", "input_ids"}:
             count, required = tensors[name].shape[0], row_count if name in ("labels", "scores") else id_count
@@ -66,7 +67,7 @@ class TrainingRows:
         return cls(tensors, labels[0])
 
     def map_tensor(self, name: str) -> NDArray[Any]:
-        """Returns a tensor (n,), whose numbers are read from the file when they are used."""
+        """Returns a tensor (n,), mapped from the file."""
         tensor = self.tensors[name]
         return np.asarray(np.memmap(tensor.file, NUMPY_DTYPES[tensor.dtype], "r", tensor.start, tensor.shape))
 
@@ -108,8 +109,8 @@ def check_training_file(path: Path) -> TrainingFileInfo:
         if min_number < 0:
             _refuse("token_type_ids holds a negative number; token types count from 0")
     extreme_labels, has_unlabelled = list[int](), False
-    for numbers in rows.read_parts(rows.label):
-        if rows.label == "scores":
+    for numbers in rows.read_parts(rows.label_tensor):
+        if rows.label_tensor == "scores":
             if not np.isfinite(numbers).all():
                 _refuse("scores holds a number that is not finite")
             continue
@@ -122,12 +123,12 @@ def check_training_file(path: Path) -> TrainingFileInfo:
         tokens=id_count,
         longest=longest,
         max_id=max_id,
-        nested_labels=rows.label == "token_labels",
+        nested_labels=rows.label_tensor == "token_labels",
         min_label=min(extreme_labels, default=None),
         max_label=max(extreme_labels, default=None),
         max_token_type=max_type,
         unlabelled=has_unlabelled,
-        real_labels=rows.label == "scores",
+        real_labels=rows.label_tensor == "scores",
     )
 
 

@@ -131,11 +131,11 @@ def decoder_scene(base: Checkpoint, enclave: Enclave, settings: RnmSettings, k: 
     ]
     sent_ids = enclave_texts.sent_ids
     observations = (Activations(enclave_texts.vectors.float(), sent_ids.lengths, 0), Tokens(sent_ids))
-    evidence = {"attested": enclave.is_attested, "proof": enclave.proof}
+    evidence = {"attested": enclave.is_attested, "proof": enclave.attestation_text}
     is_sanitized = settings.epsilon is not None
     scheme = {"name": "split decoder, rnm by tokens" if is_sanitized else "split decoder, not sanitized", **evidence}
     scheme |= asdict(settings) if is_sanitized else {}
-    words = words_of_enclave(enclave.proof, enclave.is_attested)
+    words = words_of_enclave(enclave.attestation_text, enclave.is_attested)
     truth = truth_of(codec, sent_ids, enclave_texts.original_ids, corpora.values())
     scene = public_scene(base, codec, observations, truth, None, adversaries, scheme=scheme, words=words)
     require_texts(scene, texts_of_attackers)

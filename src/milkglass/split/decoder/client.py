@@ -1,7 +1,7 @@
 """Sends vectors to a split decoder's server, and receives ids. A lost connection ends the answer.
 
-It reads no text and knows no table: an enclave computes the vector of each id. The server is not trusted: each of its
-messages is checked and counted, and an answer has at most `max_tokens` of them.
+This module reads no text and has no embedding table: an enclave computes the vector of each id. The server is not
+trusted: each of its messages is checked and counted, and an answer has at most `max_tokens` of them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import torch
     from websockets.sync.client import ClientConnection
 
-SILENCE_SECONDS = 120.0  # how long the next token may take
+TOKEN_TIMEOUT_SECONDS = 120.0  # how long the next token may take
 MAX_MESSAGE_BYTES = 64 << 10  # of a server's message
 MAX_PACKAGE_BYTES = 8 << 30  # of the provider's encrypted package
-RowOf = Callable[[int], "torch.Tensor"]  # returns the vector (1, d) of an id
+VectorOf = Callable[[int], "torch.Tensor"]  # returns the vector (1, d) of an id
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class SplitSampling:
     top_k: int = 0
     seed: int | None = None
 
-    def require(self, info: DecoderInfo) -> None:
-        """Raises UsageError, before anything is sent, for an answer that the server does not make."""
+    def require_supported(self, info: DecoderInfo) -> None:
+        """Raises UsageError if the server does not generate so many tokens. Nothing is sent before."""
         max_new_tokens = min(info.max_new_tokens, info.max_length - 1)
         if not 1 <= self.max_tokens <= max_new_tokens:
             raise UsageError(
@@ -64,21 +64,21 @@ class SplitSampling:
 
 
 @dataclass(frozen=True)
-class DecoderServer:
-    """Talks to a split decoder's server.
+class DecoderClient:
+    """Talks to the server of a split decoder over HTTP and WebSocket.
 
     Attributes:
         url: the server's address.
         bearer_token: the server's token. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
-        authority: a PEM file with the server's certificate or its authority. None: the system's authorities.
+        ca_file: a PEM file with the server's certificate or its authority. None: the system's authorities.
         retry: when an unanswered HTTP request is sent again.
     """
 
     url: str
     bearer_token: str | None = field(default=None, repr=False)
     allow_http: bool = False
-    authority: Path | None = None
+    ca_file: Path | None = None
     retry: RetryPolicy = RetryPolicy()
 
     def info(self) -> DecoderInfo:
@@ -98,7 +98,7 @@ class DecoderServer:
                 body["collateral"] = base64.b64encode(collateral).decode()
             chunks, size = [], 0
             with connection.stream("POST", RELEASE_PATH, body) as stream:
-                for chunk in stream.answer.iter_raw():
+                for chunk in stream.response.iter_raw():
                     stream.deadline.extend(stream.max_silence)
                     chunks.append(chunk)
                     size += len(chunk)
@@ -109,19 +109,25 @@ class DecoderServer:
             return b"".join(chunks)
 
     def _connection(self) -> closing[Connection]:
-        return closing(Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry))
+        return closing(Connection(self.url, self.bearer_token, self.allow_http, self.ca_file, retry=self.retry))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
         """Returns a stream for one prompt whose vectors have type `dtype`."""
         return SplitStream(self, info, sampling, dtype)
 
     def connect(self) -> ClientConnection:
-        """Opens a WebSocket. Raises Unauthorized, RemoteError, and OSError or TimeoutError without a connection."""
+        """Opens a WebSocket.
+
+        Raises:
+            Unauthorized: the server refuses the token, or needs one.
+            RemoteError: the server refuses the stream, or does not speak its protocol.
+            OSError, TimeoutError: there is no connection.
+        """
         from websockets.exceptions import InvalidHandshake, InvalidStatus
         from websockets.sync.client import connect
 
         is_local = check_url(self.url.rstrip("/"), self.allow_http)
-        tls: Any = tls_context(self.authority) if self.url.startswith("https") else None
+        tls: Any = tls_context(self.ca_file) if self.url.startswith("https") else None
         options: dict[str, Any] = {"proxy": None} if is_local else {}
         try:
             return connect(
@@ -150,22 +156,22 @@ class DecoderServer:
 
 
 class SplitStream:
-    """Sends one prompt and reads its answer. Call `ids` once.
+    """Sends one prompt and reads its answer. `ids` can be called once.
 
     Attributes:
         sent_bytes: bytes of messages with vectors that were sent.
         received_bytes: bytes of messages with ids that were received.
     """
 
-    def __init__(self, server: DecoderServer, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
+    def __init__(self, client: DecoderClient, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> None:
         """Prepares a stream. `dtype` is the type of the vectors that `ids` gets."""
-        self._server, self._info, self._sampling, self._dtype = server, info, sampling, dtype
+        self._client, self._info, self._sampling, self._dtype = client, info, sampling, dtype
         self.sent_bytes = self.received_bytes = 0
 
-    def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer to a prompt (t, d). `row_of` returns an id's vector.
+    def ids(self, prompt: torch.Tensor, vector_of: VectorOf) -> Iterator[int]:
+        """Yields the ids of the answer to a prompt (t, d). `vector_of` returns an id's vector.
 
-        Raises RemoteError, and Unreachable for a lost connection.
+        Raises RemoteError if the server breaks the protocol or the limit, and Unreachable if the connection is lost.
         """
         with closing(self._connect()) as socket:
             token = self._exchange(socket, prompt)
@@ -178,12 +184,12 @@ class SplitStream:
                 yield token.id
                 if token.reason is not None:
                     return
-                token = self._exchange(socket, row_of(token.id))
+                token = self._exchange(socket, vector_of(token.id))
 
     def _connect(self) -> ClientConnection:
         """Returns a connection on which the sampling settings are sent."""
         with self._as_unreachable():
-            socket = self._server.connect()
+            socket = self._client.connect()
             fields = {name: value for name, value in asdict(self._sampling).items() if value is not None}
             socket.send(json.dumps({**fields, "dtype": self._dtype}))
             return socket
@@ -194,7 +200,7 @@ class SplitStream:
         with self._as_unreachable(socket):
             socket.send(message)
             self.sent_bytes += len(message)
-            answer = socket.recv(timeout=SILENCE_SECONDS)
+            answer = socket.recv(timeout=TOKEN_TIMEOUT_SECONDS)
         if isinstance(answer, str):
             raise _refusal(answer)
         self.received_bytes += len(answer)
@@ -210,7 +216,7 @@ class SplitStream:
         except (ConnectionClosed, OSError) as error:
             if socket is not None:
                 socket.close_socket()  # no closing handshake: nobody may be there
-            fault = f"{self._server.url} does not answer ({type(error).__name__})"
+            fault = f"{self._client.url} does not answer ({type(error).__name__})"
             raise Unreachable(fault, f"ask again; {DECODER_HINT}") from error
 
 

@@ -28,7 +28,7 @@ from milkglass.split.spec import MAX_COUNT, DecoderInfo
 if TYPE_CHECKING:
     import torch
 
-    from milkglass.split.decoder.client import RowOf, SplitSampling
+    from milkglass.split.decoder.client import SplitSampling, VectorOf
 
 MODELS_PATH, COMPLETIONS_PATH = "/v1/models", "/v1/completions"
 ENGINE_FLAG = "--enable-prompt-embeds"
@@ -46,7 +46,7 @@ class PromptEmbedsEngine:
         model: the engine's name for the model.
         bearer_token: the engine's API key. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
-        authority: a PEM file with the engine's certificate or its authority. None: the system's authorities.
+        ca_file: a PEM file with the engine's certificate or its authority. None: the system's authorities.
         retry: how often and when an undelivered request is retried.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
     """
@@ -55,7 +55,7 @@ class PromptEmbedsEngine:
     model: str
     bearer_token: str | None = field(default=None, repr=False)
     allow_http: bool = False
-    authority: Path | None = None
+    ca_file: Path | None = None
     retry: RetryPolicy = RetryPolicy()
     stop_token_ids: tuple[int, ...] = ()
 
@@ -83,7 +83,7 @@ class PromptEmbedsEngine:
     def connection(self) -> Iterator[Connection]:
         """Yields a connection. Its RemoteErrors have a hint for this engine."""
         with closing(
-            Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry)
+            Connection(self.url, self.bearer_token, self.allow_http, self.ca_file, retry=self.retry)
         ) as connection:
             try:
                 yield connection
@@ -92,7 +92,7 @@ class PromptEmbedsEngine:
 
 
 class PromptEmbedsStream:
-    """Sends one prompt and reads its answer. Call `ids` once.
+    """Sends one prompt and reads its answer. `ids` can be called once.
 
     Attributes:
         sent_bytes: bytes of the prompt's vectors as they were sent, in base64.
@@ -105,8 +105,8 @@ class PromptEmbedsStream:
         self._finish_reason: str | None = None  # why the answer ended
         self.sent_bytes = self.received_bytes = 0
 
-    def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
-        """Yields the ids of the answer to a prompt (t, d). `row_of` is not called: the engine embeds its own ids.
+    def ids(self, prompt: torch.Tensor, vector_of: VectorOf) -> Iterator[int]:
+        """Yields the ids of the answer to a prompt (t, d). `vector_of` is not called: the engine embeds its own ids.
 
         Raises:
             TooLong: the prompt is too long; nothing was sent.

@@ -18,7 +18,7 @@ from milkglass.enclave.enclave import Enclave, SanitizedPrompt
 from milkglass.enclave.token_sanitizer import RnmSettings
 from milkglass.errors import KeyForOtherModel
 from milkglass.rows.messages import Message
-from milkglass.split.decoder.client import RowOf, SplitSampling
+from milkglass.split.decoder.client import SplitSampling, VectorOf
 from milkglass.split.decoder.frames import DTYPES
 from milkglass.split.spec import DecoderInfo
 
@@ -32,15 +32,15 @@ class IdStream(Protocol):
     sent_bytes: int
     received_bytes: int
 
-    def ids(self, prompt: torch.Tensor, row_of: RowOf) -> Iterator[int]:
+    def ids(self, prompt: torch.Tensor, vector_of: VectorOf) -> Iterator[int]:
         """Yields the ids of the answer to a prompt (t, d).
 
-        `row_of` returns the vector (1, d) of an id; not every server calls it.
+        `vector_of` returns the vector (1, d) of an id; not every server calls it.
         """
 
 
 class VectorServer(Protocol):
-    """Runs the layers behind the embedding layer: `DecoderServer` or `PromptEmbedsEngine`."""
+    """Runs the layers behind the embedding layer: `DecoderClient` or `PromptEmbedsEngine`."""
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> IdStream:
         """Returns a stream for one prompt whose vectors have type `dtype`."""
@@ -89,7 +89,7 @@ class SplitGenerator:
 
     def _max_prompt_tokens(self, sampling: SplitSampling) -> int:
         """Returns how many tokens a prompt may have. Raises UsageError for an answer that the server does not make."""
-        sampling.require(self.info)
+        sampling.require_supported(self.info)
         return self.info.max_length - sampling.max_tokens
 
     def generate_ids(self, prompt: SanitizedPrompt, sampling: SplitSampling) -> Iterator[int]:
@@ -124,7 +124,7 @@ class SplitGenerator:
 
     def _row(self, token: int, dtype: str) -> torch.Tensor:
         """Returns the vector (1, d) of an id."""
-        return self._vectors(self.enclave.rows((token,)), dtype)
+        return self._vectors(self.enclave.vectors((token,)), dtype)
 
     def _vectors(self, content: bytes, dtype: str) -> torch.Tensor:
         """Returns the vectors (t, d) of `content`, which is in the table's type, as `dtype`."""

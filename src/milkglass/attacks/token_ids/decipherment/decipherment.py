@@ -120,7 +120,7 @@ class Decipherment(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Returns for each scrambled id its candidates, with their log posteriors given the corpus. Draws nothing."""
-        texts, size = transcript.tokens, transcript.size
+        texts, size = transcript.tokens, transcript.vocab_size
         known_pairs = self._known_pairs(texts, knowledge)
         public = PublicPairCounts(required(knowledge.corpus), knowledge.token_count(size))
         scrambled_pairs = {distance: PairCounts(texts, size, distance) for distance in public.pairs}

@@ -1,7 +1,7 @@
-"""Gradients of many batches, of which one at a time is in memory.
+"""Computes the gradients of many batches lazily: at most one is in memory.
 
-A gradient is as large as the model. Each is computed when it is read, with the same draws every time, and only the last
-one is kept.
+A gradient is as large as the model. Each is computed when it is read, from the same draws every time, and replaces the
+one before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from milkglass.noise.stream import KEY_BYTES, Stream
 from milkglass.threat.observations import Gradients
 from milkglass.threat.training_step import SharedStep
 
-STREAM_BYTES = 2 * KEY_BYTES  # bytes that each batch takes of the recipe's stream, as `share_gradient` does
+STREAM_BYTES_PER_BATCH = 2 * KEY_BYTES  # bytes that each batch takes of the recipe's stream, as `share_gradient` does
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class SharedGradients:
 
     Attributes:
         step: the training step that computes the gradients.
-        rows: the rows, of which each batch has the next ones.
+        rows: the rows; batch i has the `batch_size` rows from i * batch_size.
         defence: changes a gradient before it is shared.
         batch_size: how many texts each batch has.
         seed: decides all draws; a batch's draws follow from the seed and the batch's index.
@@ -43,18 +43,19 @@ class SharedGradients:
     pad_id: int
     _last: tuple[int, Tensors] | None = field(default=None, repr=False)
 
-    def all_gradients(self) -> tuple[Gradients, ...]:
-        """Returns what a server sees of each batch. A gradient is computed when it is read."""
+    def observations(self) -> tuple[Gradients, ...]:
+        """Returns one observation for each full batch. Its gradient is computed when it is read."""
         return tuple(
-            Gradients(_Gradient(self, index), self.batch_size, 0) for index in range(len(self.rows) // self.batch_size)
+            Gradients(_LazyGradient(self, index), self.batch_size, 0)
+            for index in range(len(self.rows) // self.batch_size)
         )
 
     def gradient(self, index: int) -> Tensors:
-        """Returns the gradient of one batch, and drops the previous one from memory."""
+        """Returns the gradient of one batch by parameter name, and drops the previous one from memory."""
         if self._last is None or self._last[0] != index:
             self._last = None
             stream = Stream.of_seed(self.seed)
-            stream.bytes(STREAM_BYTES * index)
+            stream.bytes(STREAM_BYTES_PER_BATCH * index)
             part = self.rows.select(np.arange(self.batch_size * index, self.batch_size * (index + 1)))
             shared = share_gradient(self.step, *part.batch(self.pad_id), self.defence, 0, stream)
             self._last = index, dict(shared.tensors)
@@ -62,7 +63,7 @@ class SharedGradients:
 
 
 @dataclass(frozen=True, eq=False)
-class _Gradient(Mapping[str, torch.Tensor]):
+class _LazyGradient(Mapping[str, torch.Tensor]):
     """Gives one batch's gradient by parameter name, computed when it is read."""
 
     source: SharedGradients

@@ -42,7 +42,7 @@ from milkglass.experiments.runs import (
     write_spec,
 )
 from milkglass.metrics.glue import MEASURES
-from milkglass.metrics.interval import with_spread
+from milkglass.metrics.interval import with_half_widths
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.rows.labels import Scale
@@ -53,14 +53,14 @@ from milkglass.threat.observations import Tokens
 
 LINEAR_MODEL = "linear model"  # the name of the client's own model
 ANSWERS_FILE = "figures.json"  # the file in a cell's folder
-COSTS_FILE = "costs.json"  # seconds of the processor that a cell took, by the names of COST_NAMES
+COSTS_FILE = "costs.json"  # CPU seconds that a cell took, by the names of COST_NAMES
 COST_NAMES = ("client_seconds", "training_seconds")
-LOCK_SECONDS = 0.5  # between two attempts to lock a cell that another run has
+LOCK_RETRY_SECONDS = 0.5  # between two attempts to lock a cell that another run has
 CELL_VERSION = 6  # raised when a change of the code changes the result of the same settings
 
 
 @dataclass(frozen=True)
-class TrialData:
+class CellData:
     """Holds a data set as a recipe uses it.
 
     Attributes:
@@ -81,9 +81,10 @@ class TrialData:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Returns what the rows decide of a cell: those that are trained with and asked about, and their classes.
+        """Returns what identifies the data of a cell: digests of its rows, and the number of classes.
 
-        Files and names do not count, so that a recipe and a comparison with the same rows have the same cells.
+        The rows are those that are trained with and asked about. Files and names do not count, so that a recipe and a
+        comparison with the same rows have the same cells.
         """
         return {"train": self.train.digest(), "held_out": self.held_out.digest(), "classes": self.class_count}
 
@@ -108,16 +109,16 @@ class GradedCell:
 
 
 @dataclass(frozen=True)
-class TrainedHalves(GradedCell):
-    """Holds a graded cell with its halves.
+class TrainedCell(GradedCell):
+    """Holds a graded cell with the client's and the server's half.
 
     Attributes:
         client: the client's half as it was split.
         server: the server's half as it was split.
         tuned: the server's half after training.
-        client_seconds: the processor's seconds for splitting the model and preparing the training rows. For halves that
+        client_seconds: CPU seconds for splitting the model and preparing the training rows. For halves that
             are trained when they are split, that training is included. nan: earlier code made the cell.
-        training_seconds: the processor's seconds for training the server's half. nan: earlier code made the cell, or
+        training_seconds: CPU seconds for training the server's half. nan: earlier code made the cell, or
             the half was trained when it was split.
     """
 
@@ -128,8 +129,8 @@ class TrainedHalves(GradedCell):
     training_seconds: float = math.nan
 
 
-class Stopwatch:
-    """Counts seconds of the processor, of this process and of trainings that it waited for."""
+class CpuTimer:
+    """Counts CPU seconds of this process and of trainings that it waited for."""
 
     def __init__(self) -> None:
         self._started = self._now()
@@ -140,14 +141,14 @@ class Stopwatch:
         return spent.user + spent.system + spent.children_user + spent.children_system
 
     def seconds(self) -> float:
-        """Returns the seconds since the stopwatch was made."""
+        """Returns the CPU seconds since the timer was made."""
         return self._now() - self._started
 
 
 @contextmanager
-def count_seconds(folder: Path, name: Literal["client_seconds", "training_seconds"]) -> Iterator[None]:
-    """Adds the processor's seconds that a block takes to those of a cell, also if the block fails or is interrupted."""
-    watch = Stopwatch()
+def count_cpu_seconds(folder: Path, name: Literal["client_seconds", "training_seconds"]) -> Iterator[None]:
+    """Adds the CPU seconds that a block takes to those of a cell, also if the block fails or is interrupted."""
+    watch = CpuTimer()
     try:
         yield
     finally:
@@ -165,10 +166,10 @@ def stored_seconds(folder: Path) -> tuple[float, ...]:
 
 
 def train_cell(
-    base: Checkpoint, base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int,
-    cells_folder: Path, threads: int | None, progress: Log = no_log,
-) -> TrainedHalves:  # fmt: skip
-    """Returns a cell, trained if it does not exist.
+    base: Checkpoint, base_digest: str, data: CellData, defence: Defence, training: Hyperparameters, seed: int,
+    cells_folder: Path, threads: int | None, log: Log = no_log,
+) -> TrainedCell:  # fmt: skip
+    """Returns a trained and graded cell, from its folder if it was trained before.
 
     At a deadline (milkglass/deadline.py) the split, the training and the wait for another run end.
 
@@ -187,23 +188,23 @@ def train_cell(
         UsageError: there are too few rows to stop early by.
     """
     identity = _identity(base_digest, data, defence, training, seed)
-    with cell_folder(cells_folder, identity, progress) as folder:
+    with cell_folder(cells_folder, identity, log) as folder:
         if not _has_model(folder):  # its answers, if there are any, are of a model on another machine
             (folder / ANSWERS_FILE).unlink(missing_ok=True)
         client, server = load_or_split(base, data.train, defence, seed, folder, training.max_length)
         tuned = server
         if isinstance(client, TokenClient):
-            tuned = _train_server_half(client, server, data, training, folder, threads, progress)
+            tuned = _train_server_half(client, server, data, training, folder, threads, log)
         answers = _grade_answers(client, tuned, data, seed, folder)
         client_seconds, training_seconds = stored_seconds(folder)
-    return TrainedHalves(
+    return TrainedCell(
         **vars(answers), client=client, server=server, tuned=tuned, client_seconds=client_seconds,
         training_seconds=training_seconds,
     )  # fmt: skip
 
 
 def graded_cell(
-    base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int, cells_folder: Path
+    base_digest: str, data: CellData, defence: Defence, training: Hyperparameters, seed: int, cells_folder: Path
 ) -> GradedCell | None:
     """Returns a cell's answers without its model, which may be on another machine. None if no answers are stored."""
     with cell_folder(cells_folder, _identity(base_digest, data, defence, training, seed)) as folder:
@@ -218,7 +219,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _identity(
-    base_digest: str, data: TrialData, defence: Defence, training: Hyperparameters, seed: int
+    base_digest: str, data: CellData, defence: Defence, training: Hyperparameters, seed: int
 ) -> dict[str, Any]:
     """Returns all that decides a cell."""
     return {
@@ -246,18 +247,18 @@ def cell_folder(cells_folder: Path, identity: Mapping[str, Any], log: Log = no_l
     folder = cells_folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     files.make_private_dir(folder)
     with (folder / "lock").open("w") as file:
-        if not _is_locked(file):
+        if not _try_lock(file):
             log(f"another run trains this model in {cells_folder.parent}: waiting for it")
-            while not _is_locked(file):
+            while not _try_lock(file):
                 require_time()
-                time.sleep(LOCK_SECONDS)
+                time.sleep(LOCK_RETRY_SECONDS)
         (folder / "about.json").write_text(json.dumps(identity, indent=1) + "\n", "utf-8")
         record_start(folder)
         yield folder
 
 
-def _is_locked(file: IO[str]) -> bool:
-    """Locks a file unless another process has locked it. Returns whether this process has the lock."""
+def _try_lock(file: IO[str]) -> bool:
+    """Tries to lock a file for this process. Returns whether it succeeded."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -268,18 +269,24 @@ def _is_locked(file: IO[str]) -> bool:
 def load_or_split(
     base: Checkpoint, corpus: LabelledTexts, defence: Defence, seed: int, folder: Path, max_length: int
 ) -> tuple[Client, Server]:
-    """Loads a model's halves, or splits it and saves them. The client half is saved last: one that exists is complete.
+    """Returns a model's halves: those in the folder, or new ones that are split and saved there.
+
+    The client half is saved last, so that halves are complete if it exists.
 
     Args:
-        corpus: the rows that a defence may learn from, which are those of the training.
-        max_length: tokens to which training rows are cut. A client that sends ids cuts texts to it, too.
+        base: the model.
+        corpus: the rows that a defence may learn from, which are the training rows.
+        defence: splits the model.
+        seed: decides the secret.
+        folder: the cell's folder.
+        max_length: tokens to which rows are cut, in training and when texts are sent.
     """
     if (folder / "client").is_dir():
         client, server = defence.load(base, folder / "client", folder / "server")
     else:
         if (folder / "server").is_dir():  # of a run that was stopped here
             shutil.rmtree(folder / "server")
-        with count_seconds(folder, "client_seconds"):
+        with count_cpu_seconds(folder, "client_seconds"):
             client, server = defence.split(base, corpus, seeded_secret(seed), folder / "server")
             client.save(folder / "client")
     if isinstance(client, TokenClient):
@@ -288,8 +295,8 @@ def load_or_split(
 
 
 def _train_server_half(
-    client: TokenClient, server: Server, data: TrialData, training: Hyperparameters, folder: Path, threads: int | None,
-    progress: Log,
+    client: TokenClient, server: Server, data: CellData, training: Hyperparameters, folder: Path, threads: int | None,
+    log: Log,
 ) -> TokenServer:  # fmt: skip
     """Trains the server's half. To stop early, epochs are compared on rows of the training data, as in `finetune`."""
     job = folder / "job"
@@ -308,18 +315,18 @@ def _train_server_half(
             if training.task == "regression":  # standardised, as the product sends scores
                 scale = Scale.of(map(float, data.train.labels))
                 labels = [scale.standardise(float(label)) for label in rows.labels]
-            with count_seconds(folder, "client_seconds"):
+            with count_cpu_seconds(folder, "client_seconds"):
                 _write_rows(client, rows, labels, training.task, job / f"{split}.safetensors")
     write_spec(job, server.folder, training, threads, tuple(splits))
-    return run_training(folder, progress)
+    return run_training(folder, log)
 
 
-def run_training(folder: Path, progress: Log) -> TokenServer:
+def run_training(folder: Path, log: Log) -> TokenServer:
     """Runs the training of a cell's server half, unless it has ended before, and returns the trained half."""
     job = folder / "job"
-    with nullcontext() if (job / "result").is_dir() else count_seconds(folder, "training_seconds"):
+    with nullcontext() if (job / "result").is_dir() else count_cpu_seconds(folder, "training_seconds"):
         release_memory()  # what splitting and encoding used is free, and the training process needs memory
-        run_job(job, progress)
+        run_job(job, log)
     return TokenServer(job / "result")
 
 
@@ -331,12 +338,12 @@ def _write_rows(client: TokenClient, rows: LabelledTexts, labels: Sequence[float
     tensors: dict[str, NDArray[Any]] = {
         "lengths": sent.ids.lengths, "input_ids": sent.ids.ids, label: np.asarray(labels)
     }  # fmt: skip
-    if sent.types is not None:
-        tensors["token_type_ids"] = sent.types.ids
+    if sent.token_types is not None:
+        tensors["token_type_ids"] = sent.token_types.ids
     write_tensors(path, [tensors])
 
 
-def _grade_answers(client: Client, server: Server, data: TrialData, seed: int, folder: Path) -> GradedCell:
+def _grade_answers(client: Client, server: Server, data: CellData, seed: int, folder: Path) -> GradedCell:
     """Returns the server's answers to the held-out rows, stored in the cell's folder, and their quality."""
     stored = _stored_answers(folder)
     if stored is None:
@@ -358,7 +365,7 @@ def _stored_answers(folder: Path) -> dict[str, Any] | None:
     return stored if "logits" in stored else None
 
 
-def _unpack_answers(stored: Mapping[str, Any], data: TrialData, seed: int, folder: Path) -> GradedCell:
+def _unpack_answers(stored: Mapping[str, Any], data: CellData, seed: int, folder: Path) -> GradedCell:
     """Returns the cell whose answers `_grade_answers` stored, graded by the metrics of the data set."""
     logits = unpack_answers(stored["logits"]).reshape(len(data.held_out.labels), -1)
     predictions = unpack_answers(stored["predictions"])
@@ -379,11 +386,11 @@ def quality_figures(
     class_1_metrics = ("precision", "recall") if class_count == 2 else ()
     for name in dict.fromkeys((*metrics, *class_1_metrics)):
         interval = MEASURES[name](predictions, np.asarray(labels), np.random.default_rng(seed))
-        figures |= with_spread({name: interval})
+        figures |= with_half_widths({name: interval})
     return figures
 
 
-def commonest_class_figures(data: TrialData, seed: int) -> dict[str, float]:
+def commonest_class_figures(data: CellData, seed: int) -> dict[str, float]:
     """Returns the quality of answering every text with the training rows' most frequent class; empty for scores."""
     if data.class_count == 1:
         return {}
@@ -392,16 +399,16 @@ def commonest_class_figures(data: TrialData, seed: int) -> dict[str, float]:
     return quality_figures(predictions, data.held_out.labels, data.metrics, data.class_count, seed)
 
 
-def fit_own_model(data: TrialData) -> LinearModel | None:
-    """Returns the client's own model of the training rows. None if the rows have one label."""
+def fit_own_model(data: CellData) -> LinearModel | None:
+    """Fits the client's own model on the training rows. Returns None if all rows have one label."""
     train = data.train
     if len(set(train.labels)) < 2:
         return None
     return LinearModel.fit(train.texts, train.labels, train.pairs, data.class_count == 1)
 
 
-def client_alone_figures(data: TrialData, own_model: LinearModel | None, seed: int) -> dict[str, float]:
-    """Returns the quality of the client's own model; empty if there is no own model."""
+def client_alone_figures(data: CellData, own_model: LinearModel | None, seed: int) -> dict[str, float]:
+    """Returns the quality of the client's own model, or {} without one."""
     if own_model is None:
         return {}
     predictions = own_model.predict(data.held_out.texts, data.held_out.pairs)
@@ -409,11 +416,11 @@ def client_alone_figures(data: TrialData, own_model: LinearModel | None, seed: i
 
 
 def pooled_figures(
-    cell: GradedCell, data: TrialData, own_model: LinearModel | None, seed: int
+    cell: GradedCell, data: CellData, own_model: LinearModel | None, seed: int
 ) -> tuple[dict[str, float], NDArray[np.int64]] | None:
     """Returns the quality of the server's answers pooled with the client's own (client/alone.py), and (rows,) classes.
 
-    The measures are named "MEASURE with own model". None for scores, or without an own model.
+    The measures are named "MEASURE with own model". Returns None for scores, or if there is no own model.
     """
     if own_model is None or own_model.is_regression:
         return None

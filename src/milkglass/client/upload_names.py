@@ -1,4 +1,4 @@
-"""The names of files and tensors that decide what may leave this machine. This module imports nothing heavy."""
+"""Defines which names of files and tensors may leave this machine. Importing this module is cheap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENIZER_FILES = (TOKENIZER, "vocab.txt", "vocab.json", "merges.txt", "tokenize
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """Returns `sha256:...` of the vocabulary and the splitting rules.
+    """Returns the digest (`sha256:HEX`) of the files that decide how text becomes ids.
 
     It does not cover the chat template and the tokenizer's settings: these may change while ids mean the same.
     Raises UnsupportedModel if the folder has no tokenizer.
