@@ -60,7 +60,7 @@ from milkglass.models.torch_model import language_model
 from milkglass.noise.stream import Stream
 from milkglass.server.inference.model_runner import TransformersRunner
 from milkglass.split.decoder.client import DecoderClient, SplitSampling, SplitStream
-from milkglass.split.decoder.generator import SplitGenerator
+from milkglass.split.decoder.generator import SplitTextGenerator
 
 TEXT = (
     "The committee met on Tuesday to discuss the proposal for the new library, which several members had called too "
@@ -184,7 +184,7 @@ class Bench:
     def enclave(self, inner: Enclave, settings: RnmSettings, clear: Timing) -> Timing:
         """As `generate --split` does it. clear: the same text's time in the clear."""
         enclave: Any = TimedEnclave(inner)
-        generator = SplitGenerator(enclave, self.server, self.info, settings, is_exact=True)
+        generator = SplitTextGenerator(enclave, self.server, self.info, settings, is_exact=True)
         began = time.perf_counter()
         sent = generator.sanitize_text(self.text, "", self.sampling)
         before = time.perf_counter() - began

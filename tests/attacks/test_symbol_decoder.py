@@ -262,9 +262,9 @@ def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Mo
     places that were sent as they are."""
     original, size = texts(80, 2), publics[0].vocab_size
     whole = sent(original, size)
-    symbols = SymbolMembers(candidates(size), whole.size, size, EXCHANGED)
+    symbols = SymbolMembers(candidates(size), whole.vocab_size, size, EXCHANGED)
     crossed = replace(original, ids=symbols.sent_symbols(original.ids, np.random.default_rng(5)))
-    transcript, shares = Transcript((Tokens(crossed),), whole.size), []
+    transcript, shares = Transcript((Tokens(crossed),), whole.vocab_size), []
     for public in publics:
         torch.manual_seed(1)
         decoder = SymbolDecoder(learning_rate=3e-3, epochs=25)

@@ -451,7 +451,7 @@ def test_a_transcript_of_another_key_or_of_none_is_refused(setting: Setting, tmp
     with pytest.raises(KeyForOtherModel, match="which key"):
         build_with(replace(seen, key_id=None))
     with pytest.raises(KeyForOtherModel, match=r"\b305\b.*\b300\b"):
-        build_with(replace(seen, size=305))
+        build_with(replace(seen, vocab_size=305))
 
 
 def test_an_attacker_has_no_text_that_the_client_sends(setting: Setting, tmp_path: Path) -> None:

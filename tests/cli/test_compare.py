@@ -904,20 +904,24 @@ def test_an_encoder_of_berts_size_is_taken_if_it_is_here_and_costs_what_its_laye
     own = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows(0, 100))), None, 3)
     settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     large, small = WAYS["large-encoder"], WAYS["encoder"]
-    assert isinstance(large, EncoderWay) and small.work(settings) == 1
+    assert isinstance(large, EncoderWay) and small.relative_training_cost(settings) == 1
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     reason = large.refusal(settings)
     assert reason is not None and "milkglass models demo:mpnet" in reason
-    assert large.work(settings) == 0 and not (tmp_path / "cache").exists(), "an estimate fetches no model"
-    assert replace(large, model="demo:minilm").work(settings) > 100, "a tiny model has thousands of weights"
+    assert large.relative_training_cost(settings) == 0 and not (tmp_path / "cache").exists(), (
+        "an estimate fetches no model"
+    )
+    assert replace(large, model="demo:minilm").relative_training_cost(settings) > 100, (
+        "a tiny model has thousands of weights"
+    )
     own_size = replace(large, size=range(1, 10**6))
     assert own_size.refusal(settings) is None and own_size.chosen_model(settings) is base
     decoder = replace(settings, base=Checkpoint.open(tiny.save("gpt2", tmp_path / "gpt2")))
     assert own_size.refusal(decoder) == reason, "a decoder of that size is no encoder"
     assert (
         WAYS["alone"].refusal(decoder) is None
-        and WAYS["alone"].work(decoder) == 1
-        and WAYS["untuned"].work(decoder) == 0
+        and WAYS["alone"].relative_training_cost(decoder) == 1
+        and WAYS["untuned"].relative_training_cost(decoder) == 0
     )
 
 
@@ -1074,7 +1078,7 @@ def test_an_attack_that_never_asks_its_budget_is_ended_by_the_clock(tmp_path: Pa
             while True:
                 time.sleep(0.01)
 
-    found = read_by(Endless(), tmp_path, clock=1.0, deadline=Budget(1.0, clock=time.monotonic))
+    found = read_by(Endless(), tmp_path, clock_seconds=1.0, deadline=Budget(1.0, clock=time.monotonic))
     assert found.cut and found.tokens is not None and found.tokens.value > 0, "what was read before stays"
 
 

@@ -34,7 +34,7 @@ from milkglass.progress import duration_text
 if TYPE_CHECKING:
     from milkglass.enclave.enclave import SanitizedPrompt
     from milkglass.split.decoder.client import DecoderClient, SplitSampling
-    from milkglass.split.decoder.generator import SplitGenerator
+    from milkglass.split.decoder.generator import SplitTextGenerator
 
 
 EnclaveFolder = Annotated[Path, typer.Argument(metavar="ENCLAVE", help="The folder that `split enclave build` wrote.")]
@@ -237,7 +237,7 @@ def audit(
 
 # --- use --------------------------------------------------------------------------------------------------------------
 @contextmanager
-def open_split_generator(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitGenerator]:
+def open_split_generator(options: SplitOptions, server_options: ServerOptions) -> Iterator[SplitTextGenerator]:
     """Yields the client of a split decoder: the enclave of a folder, and the server of --split.
 
     What the enclave proves is printed. The address in `server_options` is not used.
@@ -251,7 +251,7 @@ def open_split_generator(options: SplitOptions, server_options: ServerOptions) -
     from milkglass.enclave import folder as enclave_folder
     from milkglass.enclave.token_sanitizer import RnmSettings
     from milkglass.split.decoder.engines import PromptEmbedsEngine
-    from milkglass.split.decoder.generator import ANSWER_WARNING, SplitGenerator
+    from milkglass.split.decoder.generator import ANSWER_WARNING, SplitTextGenerator
 
     settings = RnmSettings(None if options.no_sanitize else options.epsilon, options.p)
     url, client = str(options.split), None
@@ -267,9 +267,9 @@ def open_split_generator(options: SplitOptions, server_options: ServerOptions) -
                 server_options.allow_http,
                 server_options.certificate,
             )
-            generator = SplitGenerator(enclave, engine, engine.info(enclave.table_info), settings)
+            generator = SplitTextGenerator(enclave, engine, engine.info(enclave.table_info), settings)
         else:
-            generator = SplitGenerator(enclave, client, decoder_info, settings)
+            generator = SplitTextGenerator(enclave, client, decoder_info, settings)
         note(enclave.notice)
         note(ANSWER_WARNING)
         if options.no_sanitize:
@@ -278,7 +278,7 @@ def open_split_generator(options: SplitOptions, server_options: ServerOptions) -
 
 
 def print_split_answer(
-    generator: SplitGenerator, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
+    generator: SplitTextGenerator, sanitized: SanitizedPrompt, sampling: SplitSampling, as_json: bool
 ) -> None:
     """Prints how much of a sanitized prompt is replaced, then the answer as it is generated, or whole as JSON."""
     unchanged_count = sanitized.user_token_count - sanitized.replaced_count
@@ -302,7 +302,7 @@ def print_split_answer(
 
 
 def sanitize_prompt(
-    generator: SplitGenerator,
+    generator: SplitTextGenerator,
     prompt: str,
     system: str | None,
     chat_template: bool | None,

@@ -18,7 +18,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import language_model
 from milkglass.split.decoder.client import SplitSampling
 from milkglass.split.decoder.engines import PromptEmbedsEngine, pack_vectors
-from milkglass.split.decoder.generator import SplitGenerator
+from milkglass.split.decoder.generator import SplitTextGenerator
 from tests.split.decoder import vllm_stub
 from tests.split.decoder.kit import PATIENCE, PROMPT
 from tests.split.decoder.test_equal import greedy
@@ -93,7 +93,7 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
 
     engine = client(stub)
     info = engine.info(Opened.table_info)
-    generator = SplitGenerator(Opened(), engine, info, RnmSettings(None), is_exact=True)  # type: ignore[arg-type]
+    generator = SplitTextGenerator(Opened(), engine, info, RnmSettings(None), is_exact=True)  # type: ignore[arg-type]
     prompt = SanitizedPrompt(table(stub)[PROMPT].numpy().tobytes(), len(PROMPT), len(PROMPT), 0)
     assert [*generator.generate_ids(prompt, TWELVE)] == greedy(folder, PROMPT, 12)
     assert (
@@ -105,7 +105,7 @@ def test_text_over_an_engine_goes_the_way_of_a_split_server(stub: Server, folder
     half.streams.clear()
     assert len([*half.generate_ids(prompt, TWELVE)]) == 12 and stub.engine.loaded[-1].dtype == torch.float16
     with pytest.raises(KeyForOtherModel):
-        SplitGenerator(Opened(), engine, replace(info, table="cd" * 32), RnmSettings(None))  # type: ignore[arg-type]
+        SplitTextGenerator(Opened(), engine, replace(info, table="cd" * 32), RnmSettings(None))  # type: ignore[arg-type]
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def test_a_lost_connection_is_an_error_and_its_session_ends(served: Served, afte
         calls += 1
         return served.table[[one]]
 
-    stream._server = Kept(served.server.url, TOKEN, retry=PATIENCE)
+    stream._client = Kept(served.server.url, TOKEN, retry=PATIENCE)
     with pytest.raises(Unreachable) as caught:
         list(stream.ids(served.table[PROMPT], cut))
     assert "ask again" in caught.value.hint and calls == after + 1

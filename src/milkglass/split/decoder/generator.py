@@ -47,7 +47,7 @@ class VectorServer(Protocol):
 
 
 @dataclass
-class SplitGenerator:
+class SplitTextGenerator:
     """Generates text with an enclave and a server of one model.
 
     Attributes:
