@@ -1,4 +1,4 @@
-"""The papers that methods come from. A method says by `with_deviations` where its code departs from the paper."""
+"""Cites the papers that methods come from. A method says by `with_deviations` where its code departs from the paper."""
 
 from __future__ import annotations
 

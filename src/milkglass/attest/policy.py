@@ -173,7 +173,7 @@ class AllowedMachines(_PolicyPart):
 
 
 class EnclavePolicy(_PolicyPart):
-    """Says what is demanded of SGX enclaves, of a provider or of an enclave's own host.
+    """Says what is demanded of an SGX enclave, which a provider runs or the user's own machine.
 
     Attributes:
         accept: accepted weaknesses by name, each with the reason for which it is accepted.
@@ -196,7 +196,7 @@ class Policy(_PolicyPart):
         server: the address that the policy is for.
         evidence: the form in which the server gives its evidence.
         lease: how long requests may be sent to a key after its evidence was verified, such as "15m"; 24 hours at most.
-        kinds: ["software"] takes the software stand-in, which proves nothing. Empty: the kinds that have a section.
+        kinds: ["software"] accepts the software stand-in, which proves nothing. Empty: only kinds with a section here.
         sev_snp, tdx, sgx: what is demanded of a machine of this kind. None: no such machine is allowed.
         nvidia: what is demanded of GPUs. None: no GPU may be shown.
         machine: the machines that are allowed.

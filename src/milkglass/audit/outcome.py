@@ -1,4 +1,4 @@
-"""The outcome of one attack by one adversary: a score, "does not apply: reason" or "failed: reason"."""
+"""Holds the outcome of one attack by one adversary: a score, "does not apply: reason" or "failed: reason"."""
 
 from __future__ import annotations
 

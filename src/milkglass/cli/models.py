@@ -1,4 +1,4 @@
-"""`milkglass models`, `upload` and `uploads`: what can be scrambled, and what a server has or is handed."""
+"""Implements `milkglass models`, `upload` and `uploads`: what can be scrambled, and what a server has or is handed."""
 
 from __future__ import annotations
 

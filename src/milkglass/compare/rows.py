@@ -94,9 +94,10 @@ def require_rows(
     Args:
         name: the file's name.
         count: how many different rows it has.
+        min_count: how many it must have.
         equal_count: how many rows equal an earlier one.
         alternative: what else helps, for the hint.
-        max_tokens: the limit within which the counted rows are. None: they have none.
+        max_tokens: the limit of tokens of the counted rows. None: no limit.
     """
     if count < min_count:
         rows = "row" if count == 1 else "rows"

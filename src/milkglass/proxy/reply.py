@@ -1,4 +1,4 @@
-"""One answer in progress: scrambled ids from the engine, text to the application, in pieces."""
+"""Turns one answer of the engine, which arrives in scrambled ids, into pieces of text for the application."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TokenLogprobs = tuple[NamedLogprob, list[NamedLogprob]]  # the token that was dr
 
 @dataclass(frozen=True)
 class Piece:
-    """Holds a part of an answer that became certain.
+    """Holds a part of an answer that no later token can change.
 
     Attributes:
         kind: what the part is.

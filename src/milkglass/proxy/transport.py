@@ -1,4 +1,4 @@
-"""The proxy without a process or a port: HTTP clients for OpenAI's packages, whose requests are answered in place.
+"""Runs the proxy in the application's process, without a port, behind HTTP clients for OpenAI's packages.
 
     OpenAI(
         http_client=milkglass.transport("clinic.mgkey", passphrase, "https://gpu.example:8000"),

@@ -83,9 +83,9 @@ def distinct_indices(rows: Sequence[Example]) -> list[int]:
 
 
 def unrelated_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[int]:
-    """Returns the indices of the rows from which no answer to a question of `asked` can be learnt, in order.
+    """Returns the indices of the rows that ask no question of `asked`, in order.
 
-    Of conversations, a row that is the beginning of an asked one is left out, and so is one that continues it.
+    A conversation is left out, too, if it is the beginning of another one in `asked`, or continues one.
     """
     last_questions = {question_digest(row) for row in asked}
     all_questions = last_questions.union(*map(_question_digests, asked))

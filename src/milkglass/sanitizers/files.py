@@ -1,8 +1,9 @@
 """Sanitizes a whole file in blocks, each with its own randomness, and writes a report beside the output.
 
 Block b draws from a ChaCha20 stream of the seed, b and the block's texts. So the result depends on the file and the
-seed, not on the number of workers (with 0 this process works, which may round differently). Anyone with the seed
-and the texts can repeat the draws. Without a given seed, 256 secret bits of the system are used and written nowhere.
+seed, and is the same for any number of worker processes. Without workers (0) this process does the work, which may
+round differently. Anyone with the seed and the texts can repeat the draws. Without a given seed, 256 secret bits of the
+system are used and written nowhere.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def stream_of(seed: int, block: int, text: str) -> Stream:
     Args:
         seed: the seed of the run.
         block: the block's number.
-        text: all texts of the block in one. Two files under one seed share no draws because of it; otherwise the places
-            where they differ would show.
+        text: all texts of the block in one. It makes the draws of two files under one seed independent; equal draws
+            would show where the files differ.
     """
     return Stream.of_seed("sanitize", seed, block, text)
 
@@ -75,7 +76,7 @@ def count_file(
         reader: splits texts into words or tokens.
         path: the file.
         row_format: the format of its rows.
-        workers: how many processes work. 0: this one.
+        workers: the number of worker processes. 0: this process does the work.
         progress: receives the bytes of each block that is done.
     """
     counts = np.zeros(len(reader.table), np.int64)
@@ -102,7 +103,7 @@ def sanitize_file(
         out: the output, a new file.
         seed: decides all draws. None: a secret one is drawn.
         about: what the report says first, about the method.
-        workers: how many processes work. 0: this one.
+        workers: the number of worker processes. 0: this process does the work.
         progress: receives the bytes of each block that is done.
 
     Raises:
@@ -218,8 +219,8 @@ def map_blocks(
     Args:
         work: is copied to each worker once. Its result must depend on the block alone.
         blocks: of them a few are held at a time.
-        workers: how many processes work. 0: this one. One worker is also a process: all workers compute with equally
-            many threads, on which the last bits of a matrix product depend.
+        workers: the number of worker processes. 0: this process does the work. One worker is a process of its own, too,
+            so that each worker has equally many threads, on which the last bits of a matrix product depend.
 
     Raises:
         MilkglassError: a worker process was ended.

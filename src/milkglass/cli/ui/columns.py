@@ -73,7 +73,11 @@ class ColumnOptions:
         return data_file
 
     def read_training(self, path: Path, task: str | None = None) -> tuple[DataFile, Summary]:
-        """Reads training data once, prints its columns and classes, and returns it with its summary.
+        """Reads training data once, prints its columns and classes, and returns the file with its summary.
+
+        Args:
+            path: the file.
+            task: the task of the model. None: decided by the rows.
 
         Raises what `data_file` and `checked_summary` raise.
         """
@@ -99,16 +103,13 @@ class ColumnOptions:
         return _check_rows(self.data_file(path), reads_labels)
 
     def read_optional(self, path: Path | None) -> DataFile | None:
-        """Reads another file of the command once, as `read_texts` does, with the options of `other_file`.
-
-        Returns None for no file.
-        """
+        """Reads a second file of the command, if there is one, as `read_texts` and `other_file` do."""
         return None if path is None else _check_rows(self.other_file(path))
 
     def other_file(self, path: Path) -> DataFile:
-        """Returns another file of the command, with those of the options that its kind has.
+        """Returns a second file of the command, with those of these options that files of its format have.
 
-        Lines of text have none, and only tables have a delimiter. Raises what `data_file` raises.
+        A file of lines of text has no columns, and only tables have a delimiter. Raises what `data_file` raises.
         """
         from milkglass.rows.data_file import TABLE_SUFFIXES
 
@@ -159,10 +160,10 @@ def classes_text(summary: Summary) -> str:
 
 
 def label_warning(summary: Summary) -> str:
-    """Returns a warning of labels that may be misread; else "".
+    """Returns a warning if labels may be misread, else "".
 
-    They are numbers with a decimal comma, numbers beside a few that are none, labels that differ only in capitals, or
-    that occur once.
+    It is given for labels that are numbers with a decimal comma, for a few labels that are no numbers among many that
+    are, for labels that differ only in capitals, spaces or encoding, and for labels that occur once.
     """
     fractions = [name for name in summary.labels if COMMA_NUMBER_PATTERN.fullmatch(name)]
     if fractions and all(name in fractions or name.isdigit() for name in summary.labels):

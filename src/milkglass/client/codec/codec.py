@@ -2,7 +2,7 @@
 
 The model's own tokenizer reads the text, and one `take` with sigma scrambles its ids, without a Python loop over
 tokens; with aliases or randomised responses an id is drawn for each token. Lengths are not hidden: a text of 40 tokens
-becomes 40 scrambled ids.
+becomes 40 scrambled ids. Shapes: n original ids, n' scrambled ids, t tokens of a text.
 """
 
 from __future__ import annotations

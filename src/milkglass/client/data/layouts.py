@@ -22,14 +22,15 @@ DATA_FILE = "data-00000-of-00001.arrow"
 
 
 def write_layout(parquet: Path, layout: Layout, out: Path) -> None:
-    """Writes the rows of a file of `write_parquet` in another layout.
+    """Writes scrambled rows, which `training_rows.write_parquet` wrote, in another layout.
 
     Args:
-        parquet: a file that `write_parquet` wrote.
-        out: the file to write, or for "datasets" the folder, which `datasets.load_from_disk` reads.
+        parquet: the file of rows.
+        layout: "jsonl" for JSON Lines, or "datasets" for a folder that `datasets.load_from_disk` reads.
+        out: the file or the folder to write. A JSON Lines file of this name is replaced.
 
     Raises:
-        FileExistsError: the name `out` is taken.
+        FileExistsError: the folder's name is taken.
     """
     with pq.ParquetFile(parquet, memory_map=False) as file:
         if layout == "datasets":

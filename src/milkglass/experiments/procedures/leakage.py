@@ -1,4 +1,4 @@
-"""What attacks read of what one cell of a comparison sends, with the audit's code on the cell's own halves.
+"""Measures what attacks read of what one cell of a comparison sends, with the audit's code on the cell's own halves.
 
 The private texts are some of the cell's training rows, or held-out ones, which are sent to be classified. The attacker
 has other texts of the same file, on which nobody trained, and for held-out texts possibly the training rows too. Texts

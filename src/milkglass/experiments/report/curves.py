@@ -33,7 +33,12 @@ class Curves:
 
 
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
-    """Returns the measures of a result that have a line of two points, in the figures' order."""
+    """Returns the curves of each measure that has a line of two points or more, in the order of the records.
+
+    Args:
+        records: the figures of a result.
+        variants: the parameters of each variant, by its name; the plain one has none.
+    """
     epsilons = _epsilons(variants)
     records_with_state = [record for record in records if record.when and not record.attack]
     curves = []

@@ -7,8 +7,9 @@ dashed line is the best that the client does alone in seconds: below it a defenc
 "plain", a client that trains the same model locally and sends nothing: a defence serves a client that cannot train
 locally.
 
-A defence is on the frontier if it is above the first line, not all content is read, and no other has both more utility
-and less content read. Controls ("no defence, ...") are drawn, but neither are on the frontier nor keep others from it.
+A defence is on the frontier (the Pareto frontier) if it is above the first line, not all of its content is read, and no
+other is at least as good in both figures and better in one. Controls ("no defence, ...") are drawn, but neither are on
+the frontier nor keep others from it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from milkglass.plots import COLOURS, GREY, panels, plot_style, svg, write_names
 
 UTILITY_MEASURES = ("accuracy", "matthews", "f1", "pearson")  # the first of these that a result has is its utility
 PLAIN_VARIANT, CONTROL_PREFIX = "plain", "no defence"
-ALL_READ_PERCENT = 99.95  # percent of the content: nothing is hidden
+ALL_READ_PERCENT = 99.95  # from this share of the content on, nothing counts as hidden
 OFF_FRONTIER_COLOUR, ON_FRONTIER_COLOUR = COLOURS[:2]
 
 

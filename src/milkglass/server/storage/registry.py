@@ -1,4 +1,4 @@
-"""The server's models: ordinary Hugging Face folders under home/models, each complete before it has its name.
+"""Keeps the server's models: Hugging Face folders under home/models, each complete before it gets its name.
 
 Weights are safetensors. A config that names its own code, or a model type that Transformers does not know, is refused.
 """
