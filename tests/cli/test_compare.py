@@ -348,6 +348,19 @@ def test_the_verdict_says_which_way_is_read_least_and_a_line_names_what_is_read_
     assert not words.line(masked, "accuracy").endswith("of numbers")
 
 
+def test_no_way_is_read_least_of_which_each_share_is_larger() -> None:
+    """Intervals are wider where few tokens are numbers, or few texts have any."""
+    words_way, symbols = (
+        way("words", "words are replaced", 0.6, -0.25, 0.15),
+        way("symbols", "words are scrambled", 0.55, -0.3, 0.008),
+    )
+    assert words_way.reading is not None and symbols.reading is not None
+    more = replace(words_way.reading, names=Interval(0.15, 0.11, 0.21, 35), numbers=Interval(0.49, 0.44, 0.54, 35))
+    less = replace(symbols.reading, names=Interval(0.07, 0.04, 0.12, 35), numbers=Interval(0.40, 0.25, 0.57, 35))
+    verdict = compared(replace(words_way, reading=more), replace(symbols, reading=less)).verdict
+    assert "least is read of the way symbols" in next(one for one in verdict if "least is read of" in one)
+
+
 def test_a_way_that_shows_numbers_does_not_hide_the_text() -> None:
     one = way("symbols", "words are scrambled", 0.8, 0.08, 0.05)
     assert one.reading is not None

@@ -62,9 +62,9 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
             "four times as many rows halve that."
         )
     changed_ways = [way for way in sent_ways if way.group not in UNCHANGED_GROUPS]
-    attacked_ways = [way for way in changed_ways if not math.isnan(way.share_read_upper_end)]
+    attacked_ways = [way for way in changed_ways if not math.isnan(way.largest_share_read)]
     if attacked_ways and not hiding_ways:
-        least_read = min(attacked_ways, key=lambda way: way.share_read_upper_end)
+        least_read = min(attacked_ways, key=lambda way: (way.largest_share_read, way.share_read_upper_end))
         sentences.append(
             f"Of the ways that change the text, least is read of {least_read.title}: {_reading_text(least_read)}; "
             f"it has {quality_text(result, least_read)}."
