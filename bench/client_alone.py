@@ -35,8 +35,8 @@ def main(data: Path) -> None:
     for recipe, name in SETS:
         raw = read_settings(RECIPES / f"{recipe}.toml")
         seed = raw["seeds"][0]
-        trial = load_cell_data(name, raw["data"][name], data, seed)
-        values = client_alone_figures(trial, fit_own_model(trial), seed)
+        cell_data = load_cell_data(name, raw["data"][name], data, seed)
+        values = client_alone_figures(cell_data, fit_own_model(cell_data), seed)
         found = make_records(values, data=name, variant=CLIENT_ALONE, note=LINEAR_MODEL)
         figures += [record.round_to(2) for record in found]
         print(*(f"{record.name}: {record.value:.1f}" for record in found), sep="\n", flush=True)

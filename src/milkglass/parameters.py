@@ -1,6 +1,6 @@
 """Declares, checks and reads the parameters of a method: the fields of a frozen dataclass.
 
-    epsilon: float = limited(8.0, above=0)              a number in a range
+    epsilon: float = limited_field(8.0, above=0)        a number in a range
     where: Literal["local", "central"] = "local"        a choice
     plus: DimensionMixing | None = None                 parameters of its own, `plus.k` on the command line
 
@@ -69,7 +69,7 @@ class Limit:
 UNLIMITED = Limit(-sys.float_info.max)
 
 
-def limited(
+def limited_field(
     default: Any,
     *,
     least: float = 0,

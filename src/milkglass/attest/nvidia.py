@@ -7,11 +7,12 @@
     block         index, kind 1, u16 size, type, u16 size, value
     opaque data   u16 type, u16 size, value, as NVIDIA's verifier reads them
 
-The chain of certificates must end at NVIDIA's root. The third certificate from the root belongs to the authority that
-certified this chip. The authority's name says whether the device is a GPU or a switch, and of which architecture.
-Labels that NVIDIA's tools write beside evidence are not read. The leaf names the firmware that holds its key, as the
-response does. rim.py reads the reference values. NVIDIA publishes the revocation status of the authorities above the
-leaf and of the signers of reference values, but not of the leaf, which the GPU's firmware makes for itself.
+The chain of certificates must end at NVIDIA's root. The third certificate from the end, the root being the last,
+belongs to the authority that certified this chip. The authority's name says whether the device is a GPU or a switch,
+and of which architecture. Labels that NVIDIA's tools write beside evidence are not read. The leaf names the firmware
+that holds its key, as the response does. rim.py reads the reference values. NVIDIA publishes the revocation status of
+the authorities above the leaf and of the signers of reference values, but not of the leaf, which the GPU's firmware
+makes for itself.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ A row of a captured file holds a text and what crossed for it:
 Where ids are sent, the vendor's server has a model of its own, whose table attacks read too if its folder is given.
 Where text is sent, attacks read the public model's table.
 
-A random half of the rows is attacked. One attacker has the texts of the other half, except those that equal or contain
-an attacked text. A second one has also what was sent for those texts, as the client's vendor can have by running it. A
-third one has public text of another kind, if it is given. As a control, give the public model's own ids or states: all
-of the text is read.
+A random half of the rows is attacked. One attacker has the texts of the other half, except those that overlap an
+attacked text (decontaminate.py). A second one has also what was sent for those texts, as the client's vendor can have
+by running it. A third one has public text of another kind, if it is given. As a control, give the public model's own
+ids or states: all of the text is read.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def audit_key(
     with cap_torch_threads():
         scene, resume_store = open_scene(build_scene, settings, folder, stage, chosen_attacks)
         advance = stage("attack", planned_count(scene, chosen_attacks))
-        result, _ = run_audit(
+        result, _ = attack_and_report(
             scene,
             resume_store,
             folder,
@@ -176,7 +176,7 @@ def open_scene(
     return scene, ResumeStore.open(out / "work", full_identity, earlier_identity)
 
 
-def run_audit(
+def attack_and_report(
     scene: Scene,
     resume_store: ResumeStore,
     out: Path,

@@ -18,7 +18,7 @@ from milkglass.audit.key_budget import curve_sizes
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.threat.attack import Attack, Cost, why_not
-from milkglass.threat.knowledge import Candidates, required
+from milkglass.threat.knowledge import Candidates, require_known
 
 SPARE_FACTOR = 4  # a baseline of long training is begun only with so many times its `min_seconds`
 GRACE_SECONDS = 30.0  # seconds for an attack that waited for the chain, however much of the budget that took
@@ -219,7 +219,7 @@ def _steps(scene: Scene, attacks: Mapping[str, Attack]) -> list[_Step]:
         if not turn.min_seconds or turn.attack.cost != Cost():
             corpus = adversary.knowledge.corpus
             tokens = sent + (0 if corpus is None else len(corpus.ids))
-            width = required(adversary.knowledge.public_model).width
+            width = require_known(adversary.knowledge.public_model).width
             seconds = pace * turn.attack.cost.seconds(size, width, sent, tokens)
         steps.append(_Step(adversary, turn, seconds))
     return steps

@@ -268,7 +268,7 @@ def run_audit(
     """
     from milkglass.attacks.catalogue import ATTACKS
     from milkglass.audit.audit import ATTACKING_SHARE
-    from milkglass.audit.key_audit import cap_torch_threads, open_scene, run_audit
+    from milkglass.audit.key_audit import attack_and_report, cap_torch_threads, open_scene
     from milkglass.audit.plan import estimate, planned_count
 
     with progress_bars(as_json) as stage:
@@ -292,7 +292,9 @@ def run_audit(
                 note(f"  {result_line(result)}")
 
         with note_resumption(resume_store.folder), cap_torch_threads():
-            audit_and_page = run_audit(scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity)
+            audit_and_page = attack_and_report(
+                scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity
+            )
             return *audit_and_page, larger_budget(time_estimate, budget)
 
 

@@ -72,7 +72,9 @@ def finetune(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="Another setting, such as lora_rank=64; an unknown name lists all."
+            "--set",
+            metavar="NAME=VALUE",
+            help="Another setting, such as lora_rank=64; an unknown name lists all settings.",
         ),
     ] = None,
     suffix: Annotated[str | None, typer.Option("--suffix", help="A suffix of the fine-tuned model's name.")] = None,

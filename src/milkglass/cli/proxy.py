@@ -309,7 +309,7 @@ def ui(
         ),
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="How long the prepared model is attacked, in seconds of the processor: 90, 90s, 2m, 1h.")
+        str, typer.Option(help="How long the prepared model is attacked, in CPU seconds: 90, 90s, 2m, 1h.")
     ] = DEFAULT_BUDGET,
     attack: Annotated[bool, typer.Option("--attack/--no-attack", help="Whether anything is attacked here.")] = True,
     *,

@@ -375,7 +375,9 @@ def sanitize(
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The file to write; none for stdin.")] = None,
     method: Annotated[
         str,
-        typer.Option("--method", help="How words are replaced: ghost, mask, or another; an unknown name lists all."),
+        typer.Option(
+            "--method", help="How words are replaced: ghost, mask, or another; an unknown name lists all methods."
+        ),
     ] = "custext",
     epsilon: Annotated[
         float | None,
@@ -430,7 +432,7 @@ def sanitize(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Another parameter of the method, such as p=0.3 or guarantee=strict; an unknown name lists all.",
+            help="Another parameter of the method, such as p=0.3 or guarantee=strict; an unknown name lists them all.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -185,7 +185,10 @@ def audit(
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
     method: Annotated[
-        str, typer.Option(help="The defence that disturbs what is sent; an unknown name lists all.", show_default=False)
+        str,
+        typer.Option(
+            help="The defence that disturbs what is sent; an unknown name lists all defences.", show_default=False
+        ),
     ],
     data: Annotated[Path, typer.Option(help=f"Texts with labels: {ROW_FORMATS}.", show_default=False)],
     client: Annotated[Path, typer.Option(help="The new folder for your half.", show_default=False)],

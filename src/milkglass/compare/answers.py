@@ -59,7 +59,7 @@ from milkglass.threat.defence import Defence
 
 ROWS_AT_A_TIME = 2  # rows whose losses are computed at a time: each takes the memory of its tokens times the vocabulary
 ANSWERS_AT_A_TIME = 8
-ANSWERS_FILE = "answered.json"
+WRITTEN_ANSWERS_FILE = "answered.json"
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _answer(
     Args:
         in_bf16: whether the arithmetic is bf16, as in training.
     """
-    path = folder / ANSWERS_FILE
+    path = folder / WRITTEN_ANSWERS_FILE
     if path.is_file():
         return dict(json.loads(path.read_text("utf-8")))
     model: Any = load_generator(server.folder)

@@ -149,7 +149,7 @@ class WayResult:
     def share_read_upper_end(self) -> float:
         """Returns the largest upper interval end of the shares read of content words, names and numbers.
 
-        It is nan if none is known.
+        It is 0 for a local way, and nan if none is known.
         """
         ends = [share.value if math.isnan(share.high) else share.high for share in self._read_shares]
         return 0.0 if self.is_local else max(ends, default=math.nan)

@@ -31,7 +31,7 @@ from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
-from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory
+from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory_for_ways
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
 from milkglass.deadline import until
@@ -97,7 +97,7 @@ def compare(
         MemoryShort: a training would not fit into the memory that is free.
         UsageError: `out` or `kept_folder` holds something else.
     """
-    require_memory(settings, ways, memory_bytes(only_available=True))
+    require_memory_for_ways(settings, ways, memory_bytes(only_available=True))
     claim_run_folder(out, {"compare": RUN_VERSION}, version_field="compare")
     name = run_name(settings, public)
     run = _Run(settings, out / "runs" / name, limits, public, log, on_begin)

@@ -27,7 +27,7 @@ MIN_REPORTS_IN_A_QUARTER = 4
 MIN_FALL_STANDARD_ERRORS = 2.0  # a loss that falls by fewer between two quarters does not count as falling
 
 
-def require_memory(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
+def require_memory_for_ways(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int | None) -> None:
     """Raises MemoryShort if the training of a way needs more memory than `free_bytes`. None: that is not known."""
     if free_bytes is None:
         return

@@ -38,7 +38,7 @@ def installed_defence_of(name: str, parameters: Mapping[str, Any]) -> Defence:
     """Returns a defence that an installed package brings.
 
     Raises:
-        UsageError: there is none of that name, or it is a defence of hidden states.
+        UsageError: there is none of that name, it is a defence of hidden states, or a parameter is wrong.
     """
     defence = INSTALLED_DEFENCES.make(name, parameters)
     if isinstance(defence, HiddenStateDefence):

@@ -17,7 +17,7 @@ from milkglass.defences.token_halves import TokenServer, read_client_half
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.papers import Paper, own_paper
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.sanitizers.masking import analyzer, masked_parts
 from milkglass.threat.defence import Defence, LabelledTexts
 
@@ -55,7 +55,7 @@ class MaskedText(Defence):
         least: the score from which on an entity is masked, from 0 to 1.
     """
 
-    least: float = limited(0.35, most=1, hint="Presidio's own default is 0, which masks more that is no name")
+    least: float = limited_field(0.35, most=1, hint="Presidio's own default is 0, which masks more that is no name")
 
     name: ClassVar[str] = "masked"
     paper: ClassVar[Paper | None] = own_paper("Microsoft Presidio's recognizers, with spaCy's small English model")

@@ -27,7 +27,7 @@ DEFAULT_EPSILON = 3.0  # the largest of CMIF's Table 1; the paper has no default
 
 @dataclass(frozen=True)
 class RnmSettings:
-    """Holds the parameters of report-noisy-max for tokens (CMIF, section 3.2).
+    """Holds the parameters of report-noisy-max for tokens (CMIF, section 3.2). Defaults are those of its section 4.1.
 
     Attributes:
         epsilon: the privacy budget of one token. None: nothing is sanitized.

@@ -22,7 +22,7 @@ from typing import Any
 
 from milkglass import device, files, system
 from milkglass.errors import UsageError
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.progress import Log, duration_text
 
 GB = 10**9  # bytes
@@ -41,10 +41,10 @@ class RecipeNeeds:
         device_minutes: how long the run takes on an H100-class GPU.
     """
 
-    memory: float | None = limited(None, above=0)
-    device: float | None = limited(None, above=0)
-    minutes: float | None = limited(None, above=0)
-    device_minutes: float | None = limited(None, above=0)
+    memory: float | None = limited_field(None, above=0)
+    device: float | None = limited_field(None, above=0)
+    minutes: float | None = limited_field(None, above=0)
+    device_minutes: float | None = limited_field(None, above=0)
 
     def __post_init__(self) -> None:
         require(self)

@@ -37,7 +37,7 @@ from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.parameters import Limit, limited
+from milkglass.parameters import Limit, limited_field
 from milkglass.threat.training_step import SharedStep
 
 DELTA = 1e-5  # the delta of the stated guarantee
@@ -54,8 +54,8 @@ class DPSGD(GradientDefence):
         clip: the largest L2 norm of a text's gradient, over all tensors.
     """
 
-    noise: float = limited(1.0, above=0, hint="1 is common")
-    clip: float = limited(1.0, above=0, hint="1 is common")
+    noise: float = limited_field(1.0, above=0, hint="1 is common")
+    clip: float = limited_field(1.0, above=0, hint="1 is common")
 
     name: ClassVar[str] = "dp-sgd"
     paper: ClassVar[Paper | None] = papers.DP_SGD.with_deviations(

@@ -16,7 +16,7 @@ from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.gradient_defences.defence import GradientDefence, copy_step
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.threat.training_step import SharedStep
 
 
@@ -29,7 +29,7 @@ class Dropout(GradientDefence):
             attention.
     """
 
-    rate: float = limited(0.1, above=0, below=1, hint="models are trained with 0.1")
+    rate: float = limited_field(0.1, above=0, below=1, hint="models are trained with 0.1")
 
     name: ClassVar[str] = "dropout"
     paper: ClassVar[Paper | None] = papers.GRAB.with_deviations(

@@ -26,7 +26,7 @@ from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 
 DELTA = 1e-5  # the delta of the stated guarantee
 
@@ -40,8 +40,8 @@ class AdditiveNoise(GradientDefence):
         clip: the largest L2 norm of the gradient of a batch. None if it is not clipped.
     """
 
-    level: float = limited(0.05, above=0, hint="GHOST's comparison uses 0.05")
-    clip: float | None = limited(1.0, above=0, hint="1 is common; leave it out for none")
+    level: float = limited_field(0.05, above=0, hint="GHOST's comparison uses 0.05")
+    clip: float | None = limited_field(1.0, above=0, hint="1 is common; leave it out for none")
 
     law: ClassVar[Literal["gaussian", "laplace"]]
     paper: ClassVar[Paper | None] = papers.DLG.with_deviations(

@@ -20,7 +20,7 @@ from milkglass.gradient_defences.defence import GradientDefence, Tensors
 from milkglass.noise.operators import keep_mask
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RandomPruning(GradientDefence):
         ratio: the probability with which an entry is dropped.
     """
 
-    ratio: float = limited(0.99, above=0, below=1, hint="GHOST's comparison uses 0.99")
+    ratio: float = limited_field(0.99, above=0, below=1, hint="GHOST's comparison uses 0.99")
 
     name: ClassVar[str] = "random-pruning"
     paper: ClassVar[Paper | None] = papers.LAMP
@@ -50,7 +50,7 @@ class MagnitudePruning(GradientDefence):
             which all entries of a tensor may be dropped.
     """
 
-    ratio: float = limited(0.99, above=0, below=1, hint="0.99 keeps one entry of a hundred")
+    ratio: float = limited_field(0.99, above=0, below=1, hint="0.99 keeps one entry of a hundred")
     among: Literal["tensor", "all"] = "tensor"
 
     name: ClassVar[str] = "magnitude-pruning"

@@ -39,7 +39,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise import grid
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.sequences import Ids
 
 COMMONEST_WORD_COUNT = 150  # the commonest ids, which are left out: function words and marks (`truth.content_tokens`)
@@ -113,9 +113,9 @@ class CAPE(HiddenStateDefence):
     """
 
     layer: int | None = None
-    epsilon: float = limited(5.0, above=0)
-    w_adv: float = limited(0.1)
-    words: int = limited(2000, least=1)
+    epsilon: float = limited_field(5.0, above=0)
+    w_adv: float = limited_field(0.1)
+    words: int = limited_field(2000, least=1)
     calibration: Literal["paper", "strict"] = "paper"
     pooling: Pooling = "mean"
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(learning_rate=1e-5))

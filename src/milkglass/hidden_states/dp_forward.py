@@ -33,7 +33,7 @@ from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseStream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class DPForward(HiddenStateDefence):
             there is one draw for each training text.
     """
 
-    epsilon: float = limited(8.0, above=0)
-    delta: float = limited(1e-5, above=0, below=1)
-    clip: float = limited(1.0, above=0)
+    epsilon: float = limited_field(8.0, above=0)
+    delta: float = limited_field(1e-5, above=0, below=1)
+    clip: float = limited_field(1.0, above=0)
     where: Literal["local", "central"] = "local"
     sensitivity: Literal["replace", "paper"] = "replace"
     redraw: bool = True

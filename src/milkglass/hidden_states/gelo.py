@@ -39,7 +39,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import attention_input_projections
 from milkglass.noise.root import MixingMatrix, NoiseRoot, NoiseStream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.sequences import Ids
 from milkglass.threat.observations import Activations
 
@@ -166,9 +166,9 @@ class GELO(HiddenStateDefence):
     """
 
     mixing: Literal["invertible", "orthogonal"] = "invertible"
-    condition: float = limited(10.0, least=1, most=1e4)
-    shields: float = limited(0.05, most=1)
-    energy: float = limited(100.0, above=0, most=1e6)
+    condition: float = limited_field(10.0, least=1, most=1e4)
+    shields: float = limited_field(0.05, most=1)
+    energy: float = limited_field(100.0, above=0, most=1e6)
 
     name: ClassVar[str] = "gelo"
     loss_is_mean: ClassVar[bool] = True

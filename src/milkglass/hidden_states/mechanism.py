@@ -18,7 +18,7 @@ from milkglass.hidden_states.tokens import TokenizedTexts, pad_states
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.sequences import Ids
 from milkglass.threat.defence import Defence
 
@@ -39,13 +39,13 @@ class HalvesTraining:
         warmup_ratio: the share of the steps over which the learning rate rises first.
     """
 
-    learning_rate: float = limited(2e-5, above=0)
-    batch_size: int = limited(32, least=1)
-    epochs: int = limited(10, least=1)
-    max_steps: int | None = limited(None, least=1)
-    max_length: int = limited(128, least=1)
-    weight_decay: float = limited(0.0)
-    warmup_ratio: float = limited(0.0, most=0.99)
+    learning_rate: float = limited_field(2e-5, above=0)
+    batch_size: int = limited_field(32, least=1)
+    epochs: int = limited_field(10, least=1)
+    max_steps: int | None = limited_field(None, least=1)
+    max_length: int = limited_field(128, least=1)
+    weight_decay: float = limited_field(0.0)
+    warmup_ratio: float = limited_field(0.0, most=0.99)
 
     def __post_init__(self) -> None:
         require(self)
@@ -85,7 +85,7 @@ class Mechanism(Defence):
             parts.
     """
 
-    layer: int | None = limited(0)
+    layer: int | None = limited_field(0)
     training: HalvesTraining = field(default_factory=HalvesTraining)
 
     later_parameters: ClassVar[Mapping[str, Any]] = {"warmup_ratio": 0.0}

@@ -36,7 +36,7 @@ from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import NoiseRoot, NoiseStream, orthogonal_from_gaussian
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.sequences import Sequences
 from milkglass.threat.observations import Activations
 
@@ -131,7 +131,7 @@ class TextMixer(HiddenStateDefence):
         mixing: what V_j is.
     """
 
-    inputs: int = limited(2, least=2)
+    inputs: int = limited_field(2, least=2)
     mixing: Literal["hadamard", "rotation"] = "hadamard"
 
     name: ClassVar[str] = "textmixer"

@@ -36,7 +36,7 @@ from milkglass.noise import clipping, grid
 from milkglass.noise.grid import AddedNoise
 from milkglass.noise.root import NoiseRoot, NoiseStream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 
 KMEANS_ROUNDS = 10  # rounds of k-means
 CENTRE_MOMENTUM = 0.9  # share of a centre that stays when a batch has tokens of its cluster
@@ -123,12 +123,12 @@ class TextObfuscator(HiddenStateDefence):
         training: how the halves are trained.
     """
 
-    layer: int | None = limited(3)
-    gamma_close: float = limited(0.03)
-    gamma_away: float = limited(0.01)
-    clusters: int = limited(100, least=1)
-    clip: float | None = limited(1.0, above=0)
-    scale: float = limited(0.5)
+    layer: int | None = limited_field(3)
+    gamma_close: float = limited_field(0.03)
+    gamma_away: float = limited_field(0.01)
+    clusters: int = limited_field(100, least=1)
+    clip: float | None = limited_field(1.0, above=0)
+    scale: float = limited_field(0.5)
     training: HalvesTraining = field(default_factory=lambda: HalvesTraining(batch_size=128))
 
     name: ClassVar[str] = "textobfuscator"

@@ -23,7 +23,7 @@ from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
 from milkglass.papers import Paper, own_paper
-from milkglass.parameters import limited as limited_field
+from milkglass.parameters import limited_field
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
 from milkglass.schemes.scheme import Scheme
@@ -32,8 +32,7 @@ from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.knowledge import required as require_known
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth
 

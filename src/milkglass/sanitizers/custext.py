@@ -28,7 +28,7 @@ from milkglass.nearest.select import Metric, require_k, unit_rows
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer
@@ -183,7 +183,7 @@ class CusText(Sanitizer):
 class CusTextMethod(SanitizerMethod):
     """Makes CUSTEXT over a table, by default with k of ObfusLM's comparison (C.3)."""
 
-    k: int = limited(20, least=2)
+    k: int = limited_field(20, least=2)
     metric: Metric = "cosine"
 
     name: ClassVar[str] = "custext"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.parameters import limited, parameters_of, require
+from milkglass.parameters import limited_field, parameters_of, require
 from milkglass.sanitizers.sanitizer import EPSILON_LIMIT, Sanitizer, SparingRule, sensitive_words
 from milkglass.sanitizers.table import WordVectors
 from milkglass.sanitizers.text import Splitting, TextSanitizer, TokenReader, TokenTextSanitizer, WordReader
@@ -32,7 +32,7 @@ class SanitizerMethod(abc.ABC):
         has_lists: whether lists of words are made before the first word is drawn, which takes time.
     """
 
-    epsilon: float = limited(1.0, least=EPSILON_LIMIT.low, most=EPSILON_LIMIT.high, hint="1, 2 and 3 are common")
+    epsilon: float = limited_field(1.0, least=EPSILON_LIMIT.low, most=EPSILON_LIMIT.high, hint="1, 2 and 3 are common")
     keep_stopwords: bool = False
     allow: frozenset[str] = frozenset()
 
@@ -97,8 +97,10 @@ class SparingMethod(SanitizerMethod):
         sensitive: the share of the words that are sensitive.
     """
 
-    p: float = limited(0.3, most=1, hint="0.3 is the papers' choice")
-    sensitive: float = limited(0.2, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
+    p: float = limited_field(0.3, most=1, hint="0.3 is the papers' choice")
+    sensitive: float = limited_field(
+        0.2, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice"
+    )
 
     needs_counts: ClassVar[bool] = True
 

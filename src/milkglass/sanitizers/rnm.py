@@ -37,7 +37,7 @@ from milkglass.nearest.select import require_k
 from milkglass.noise import selection
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress, no_progress
 from milkglass.sanitizers.custext import WordGroups, scale_rows
 from milkglass.sanitizers.method import SparingMethod
@@ -184,7 +184,7 @@ class RnmMethod(SparingMethod):
         guarantee: "paper" for the paper's mechanism, "strict" for the one with a guarantee.
     """
 
-    k: int = limited(30, least=2)
+    k: int = limited_field(30, least=2)
     guarantee: Guarantee = "paper"
 
     name: ClassVar[str] = "rnm"

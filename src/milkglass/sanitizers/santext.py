@@ -22,7 +22,7 @@ from milkglass.errors import UsageError
 from milkglass.nearest.select import k_largest
 from milkglass.noise.stream import Stream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.sanitizers.method import SanitizerMethod, SparingMethod
 from milkglass.sanitizers.sanitizer import UNKNOWN, Sanitizer, SparingRule
 from milkglass.sanitizers.table import Ids, Mask, Vectors, WordVectors
@@ -301,7 +301,9 @@ class SanTextMethod(SanitizerMethod):
 class SanTextPlusMethod(SparingMethod):
     """Makes SANTEXT+ over a table, by default with the share of sensitive words of ObfusLM's comparison (C.3)."""
 
-    sensitive: float = limited(0.9, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice")
+    sensitive: float = limited_field(
+        0.9, above=0, most=1, hint="with 0 no word would be protected; 0.2 is CMIF's choice"
+    )
 
     name: ClassVar[str] = "santext+"
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import (
     KeyDraws,
@@ -48,13 +48,13 @@ class AloePri(CovariantScheme):
         largest_scale: s; scales of pairs and of neurons are between 1/s and s, uniform in their logarithm.
     """
 
-    alpha_e: float = limited(1.0)
-    alpha_h: float = limited(0.2)
-    spread: float = limited(0.3, most=3)
-    expansion: int = limited(128, most=4096)
-    window: int = limited(8, least=1)
-    sharpness: float = limited(1000.0)
-    largest_scale: float = limited(2.0, least=1, most=100)
+    alpha_e: float = limited_field(1.0)
+    alpha_h: float = limited_field(0.2)
+    spread: float = limited_field(0.3, most=3)
+    expansion: int = limited_field(128, most=4096)
+    window: int = limited_field(8, least=1)
+    sharpness: float = limited_field(1000.0)
+    largest_scale: float = limited_field(2.0, least=1, most=100)
 
     name: ClassVar[str] = "aloepri"
     broken: ClassVar[str | None] = "AloePri is broken: anyone with the public model can read nearly every id"

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
 from milkglass.papers import Paper, own_paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Draws, Ids
@@ -61,11 +61,11 @@ class Coarse(Scheme):
         map: the map. None if it is not found yet.
     """
 
-    symbols: int = limited(16, least=2)
-    function_words: int = limited(0)
-    least_bits: float = limited(1.0)
-    most_share: float = limited(0.8, above=0, most=1)
-    epsilon: float | None = limited(None, above=0, most=30)
+    symbols: int = limited_field(16, least=2)
+    function_words: int = limited_field(0)
+    least_bits: float = limited_field(1.0)
+    most_share: float = limited_field(0.8, above=0, most=1)
+    epsilon: float | None = limited_field(None, above=0, most=30)
     way: Literal["kmeans", "learnt"] = "kmeans"
     kmeans: KMeans = KMeans()
     learnt: LearntMap = LearntMap()

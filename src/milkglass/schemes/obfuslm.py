@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import AliasedMixture, Slots
 from milkglass.schemes.bands import Bands
@@ -61,14 +61,14 @@ class ObfusLM(Scheme):
         UsageError: a parameter is out of its range, or an option is set that cannot be used with shared rows.
     """
 
-    k: int = limited(10, least=1, hint="10 is the paper's choice")
-    epsilon: float = limited(0.1, hint="0.1 and 1 are the paper's")
-    beta: float = limited(0.99, below=1, hint="0.99 is the paper's choice")
+    k: int = limited_field(10, least=1, hint="10 is the paper's choice")
+    epsilon: float = limited_field(0.1, hint="0.1 and 1 are the paper's")
+    beta: float = limited_field(0.99, below=1, hint="0.99 is the paper's choice")
     leftover: Leftover = "merge"
     cluster_special: bool = False
     plus: DimensionMixing | None = None
     bands: Bands | None = None
-    aliases: int | None = limited(None, least=2, most=MAX_ALIASES, hint="leave it out for one id a token")
+    aliases: int | None = limited_field(None, least=2, most=MAX_ALIASES, hint="leave it out for one id a token")
     rows: Literal["shared"] | None = None
 
     name: ClassVar[str] = "obfuslm"

@@ -32,7 +32,7 @@ import torch
 from milkglass import papers
 from milkglass.errors import UsageError
 from milkglass.papers import Paper
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.progress import Progress, no_progress
 from milkglass.schemes.clustering import (
     LaplaceDraws,
@@ -61,9 +61,9 @@ class DimensionMixing:
         leftover: clusters smaller than k join the nearest one ("merge") or are left ("paper").
     """
 
-    k: int = limited(10, least=1, hint="10 is the paper's choice")
-    epsilon: float = limited(3.0, hint="3 is the paper's choice")
-    beta: float = limited(0.95, below=1)
+    k: int = limited_field(10, least=1, hint="10 is the paper's choice")
+    epsilon: float = limited_field(3.0, hint="3 is the paper's choice")
+    beta: float = limited_field(0.95, below=1)
     form: TransformForm = "paper"
     leftover: Leftover = "merge"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from milkglass import papers
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import ClusterReport, Draws, Ids
@@ -31,7 +31,7 @@ class SentinelLMs(Scheme):
         reflections: how many glide-reflections are applied, 10 in the papers.
     """
 
-    reflections: int = limited(10, hint="10 is the papers' choice")
+    reflections: int = limited_field(10, hint="10 is the papers' choice")
 
     name: ClassVar[str] = "sentinel"
     broken: ClassVar[str | None] = "SentinelLMs is broken: EDNN reads every token back, whatever the key"

@@ -112,7 +112,7 @@ class Recordings:
     lengths: Sequences | None = None
 
 
-def required(value: Value | None) -> Value:
+def require_known(value: Value | None) -> Value:
     """Returns a field of `Knowledge` that an attack assumes. Raises UsageError if the field is None."""
     if value is None:
         raise UsageError("the attack assumes what this attacker does not know", "ask why_not before an attack is run")

@@ -20,7 +20,7 @@ from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 
 
@@ -41,10 +41,10 @@ class LogitLens(Attack):
     assumes = frozenset({"public_model"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return why_no_token_states(transcript, required(knowledge.public_model).width)
+        return why_no_token_states(transcript, require_known(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        turned = required(knowledge.public_model).table.float().T
+        turned = require_known(knowledge.public_model).table.float().T
         states = torch.cat([one.hidden.float() for one in transcript.all(Activations)])
         best = [(rows @ turned).topk(self.k).indices for rows in states.split(512)]
         return Guess(by_token=torch.cat(best).numpy())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from milkglass.papers import Paper, own_paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
 from milkglass.schemes.mixture import Draws, Ids, Mixture
@@ -25,7 +25,7 @@ class RowScaling(Scheme):
         spread: factors are uniform in 1 - spread to 1 + spread.
     """
 
-    spread: float = limited(0.5, above=0, below=1)
+    spread: float = limited_field(0.5, above=0, below=1)
 
     name: ClassVar[str] = "row-scaling"
     broken: ClassVar[str | None] = "row scaling is broken: cosines recover every token"

@@ -18,7 +18,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.noise import clipping, grid
 from milkglass.noise.root import NoiseStream
 from milkglass.papers import Paper
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class TokenLaplace(HiddenStateDefence):
         clip: C, in L1 norm.
     """
 
-    epsilon: float = limited(100.0, above=0)
-    clip: float = limited(10.0, above=0)
+    epsilon: float = limited_field(100.0, above=0)
+    clip: float = limited_field(10.0, above=0)
 
     name: ClassVar[str] = "token-laplace"
     paper: ClassVar[Paper] = papers.TEXTOBFUSCATOR.with_deviations("States are not drawn to the centres of clusters.")

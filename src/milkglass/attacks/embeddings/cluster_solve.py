@@ -54,7 +54,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 NOISE_SAMPLE_ROWS = 64  # rows on which the noise is measured
@@ -390,7 +390,7 @@ class ClusterSolve(Solver):
 
         A group has weights unless its rows equal public ones or were not solved. Noise may make a weight negative.
         """
-        features = _features(transcript.model, required(knowledge.public_model), self.head)
+        features = _features(transcript.model, require_known(knowledge.public_model), self.head)
         counts = transcript.id_counts
         counts = counts if counts.any() else np.ones_like(counts)  # if nothing crossed, all rows count alike
         search = ClusterSearch(*features, counts, self, knowledge.alias_count, rng)
@@ -402,7 +402,7 @@ class ClusterSolve(Solver):
         return _candidates(search, budget)
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        scrambled, public = transcript.model, required(knowledge.public_model)
+        scrambled, public = transcript.model, require_known(knowledge.public_model)
         if knowledge.has_shared_ids:
             return "all rows of a cluster are one, its mean: mean-solve finds its tokens"
         public_shape, scrambled_shape = (public.vocab_size, public.width), (scrambled.vocab_size, scrambled.width)

@@ -19,7 +19,7 @@ import torch
 from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.threat.attack import Cost
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 
@@ -41,5 +41,5 @@ class EDNN(NearestRows):
     paper = papers.EDNN
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        public = differences(required(knowledge.public_model).table)
+        public = differences(require_known(knowledge.public_model).table)
         return RowFeatures(differences(transcript.table), public, "euclidean")  # Algorithm 1: D[i, j]

@@ -36,7 +36,7 @@ from milkglass import papers
 from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures, nearest
 from milkglass.attacks.embeddings.sorted_rows import SortableRows
 from milkglass.threat.attack import Cost
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 MAX_ROUNDS = 30  # rounds in which the better half of the pairs is chosen
@@ -108,14 +108,14 @@ class Gram(NearestRows):
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if reason := super().refusal(transcript, knowledge):
             return reason
-        rows = SortableRows("table", transcript.table, required(knowledge.public_model).table)
+        rows = SortableRows("table", transcript.table, require_known(knowledge.public_model).table)
         difference = rows.norm_difference
         if difference <= self.tolerance:
             return None
         return f"the rows' lengths differ from the public ones by {difference:.0%}: they were not only rotated"
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        scrambled, public = transcript.table, required(knowledge.public_model).table
+        scrambled, public = transcript.table, require_known(knowledge.public_model).table
         count = min(len(scrambled), max(self.anchors, 4 * scrambled.shape[1]))
         sample = torch.from_numpy(np.sort(rng.choice(len(scrambled), count, replace=False)))
         landmark_count = min(self.landmarks, len(scrambled), len(public))

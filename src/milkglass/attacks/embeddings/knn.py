@@ -22,7 +22,7 @@ from milkglass.nearest.top_k import ExactIndex
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 ROWS_AT_A_TIME = 512  # rows compared at a time
@@ -96,7 +96,7 @@ def nearest(rows: Tensor, public: Tensor, k: int, metric: Metric = "cosine", bud
 
 def why_other_width(transcript: Transcript, knowledge: Knowledge) -> str | None:
     """Returns why the rows of both sides cannot be compared, or None if they have one width."""
-    scrambled, public = transcript.model.width, required(knowledge.public_model).width
+    scrambled, public = transcript.model.width, require_known(knowledge.public_model).width
     if scrambled == public:
         return None
     return f"the scrambled embeddings have {scrambled} dimensions, the public ones {public}"
@@ -116,4 +116,4 @@ class KNN(NearestRows):
     paper = papers.PRIVACY_BERT
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        return RowFeatures(transcript.table, required(knowledge.public_model).table, self.metric)
+        return RowFeatures(transcript.table, require_known(knowledge.public_model).table, self.metric)

@@ -16,7 +16,7 @@ from milkglass import papers
 from milkglass.attacks.embeddings.ednn import EDNN, differences
 from milkglass.attacks.embeddings.knn import KNN, NearestRows, RowFeatures, nearest
 from milkglass.threat.attack import Cost
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 
@@ -45,8 +45,8 @@ class KNNPlus(NearestRows):
 
     def _rehearse(self, knowledge: Knowledge, rng: np.random.Generator) -> tuple[float, float]:
         """Returns the top-1 accuracies of KNN and EDNN on a sample of tokens, under a key of the attacker's own."""
-        public = required(knowledge.public_model).table
-        model, sigma = required(knowledge.simulate)(int(rng.integers(2**31)))
+        public = require_known(knowledge.public_model).table
+        model, sigma = require_known(knowledge.simulate)(int(rng.integers(2**31)))
         tokens = rng.choice(len(public), min(self.sample, len(public)), replace=False)
         rows, expected = model.table[torch.from_numpy(sigma[tokens].astype(np.int64))], torch.from_numpy(tokens)
         cosine = nearest(rows, public, 1)[:, 0]

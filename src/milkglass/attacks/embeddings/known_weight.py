@@ -40,7 +40,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Cost, Preprocessor, why_not
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 SAMPLE_ROWS = 256  # rows by which the direction of T is chosen
@@ -144,7 +144,7 @@ class KnownWeight(Preprocessor):
             return reason
         if reason := why_not(self.then, transcript, self.prepare_knowledge(knowledge)):
             return f"{self.then.name}, which comes after it: {reason}"
-        estimates = _cached_transformations(required(knowledge.public_model), transcript.model, self.tolerance)
+        estimates = _cached_transformations(require_known(knowledge.public_model), transcript.model, self.tolerance)
         return estimates if isinstance(estimates, str) else None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
@@ -153,7 +153,7 @@ class KnownWeight(Preprocessor):
     def undo(self, transcript: Transcript, knowledge: Knowledge) -> Transcript:
         """Returns the transcript with the model before its transformation, or raises UsageError."""
         uploaded = transcript.model
-        undone = without_transformation(required(knowledge.public_model), uploaded, self.tolerance)
+        undone = without_transformation(require_known(knowledge.public_model), uploaded, self.tolerance)
         if isinstance(undone, str):
             raise UsageError(f"{self.name} does not apply: {undone}", "ask why_not before an attack is run")
         observations = tuple(
@@ -173,8 +173,8 @@ class KnownWeight(Preprocessor):
         simulate, public = knowledge.simulate, knowledge.public_model
 
         def simulate_undone(seed: int) -> tuple[Model, Ids]:
-            model, sigma = required(simulate)(seed)
-            undone = without_transformation(required(public), model, self.tolerance)
+            model, sigma = require_known(simulate)(seed)
+            undone = without_transformation(require_known(public), model, self.tolerance)
             return (model if isinstance(undone, str) else undone), sigma
 
         return replace(knowledge, candidates=None, simulate=None if simulate is None else simulate_undone)

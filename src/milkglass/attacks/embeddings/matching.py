@@ -37,7 +37,7 @@ from milkglass.attacks.assignment import Solver
 from milkglass.errors import UsageError
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 Floats = NDArray[np.float64]
@@ -82,7 +82,7 @@ class Matching(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Returns the attacker's candidates, with the likelihood of the groups' weights added to their own."""
-        candidates, table = required(knowledge.candidates), required(knowledge.public_model).table
+        candidates, table = require_known(knowledge.candidates), require_known(knowledge.public_model).table
         groups, log_likelihoods = candidates.groups, list(candidates.log_likelihoods)
         usable = [index for index, group in enumerate(groups) if _is_usable(group)]
         epsilon = self.epsilon
@@ -97,7 +97,7 @@ class Matching(Solver):
             if budget.left() <= 0:
                 break
             budget.spend(_work(batch))
-            batch_likelihoods = log_likelihood(batch, required(epsilon))
+            batch_likelihoods = log_likelihood(batch, require_known(epsilon))
             for index, group_likelihood in zip(batch.indices, batch_likelihoods, strict=True):
                 log_likelihoods[index] = log_likelihoods[index] + group_likelihood
         return Candidates(groups, tuple(log_likelihoods))

@@ -28,7 +28,7 @@ from milkglass.attacks.embeddings import sparse
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 ROUNDING_ERRORS = ((torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12))  # relative error of a row stored in this dtype
@@ -69,7 +69,7 @@ class MeanSolve(Solver):
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
         """Returns the groups. The weights of a solved cluster are all 1/s. Nothing is drawn from `rng`."""
-        scrambled, public = transcript.table, required(knowledge.public_model).table
+        scrambled, public = transcript.table, require_known(knowledge.public_model).table
         tokens = sparse.unit_rows(public)
         is_unused = np.ones(len(public), np.bool_)
         groups: list[Group] = []

@@ -42,7 +42,7 @@ from milkglass.attacks.embeddings.knn import NearestRows, RowFeatures
 from milkglass.attacks.embeddings.layer_fit import gains_beside
 from milkglass.models.view import Model
 from milkglass.threat.attack import Cost
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 ROWS_AT_A_TIME = 2048  # rows multiplied and sorted at a time
@@ -150,7 +150,7 @@ def fitting_products(
 
     If no product keeps its norms, the one with the least difference is returned.
     """
-    model_pair = transcript.model, required(knowledge.public_model)
+    model_pair = transcript.model, require_known(knowledge.public_model)
     differences = [(product.norm_difference, product) for product in sortable_products(*model_pair)]
     least_difference = min(difference for difference, _ in differences)
     limit = max(tolerance, least_difference)

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from milkglass import papers
 from milkglass.attacks.assignment import Solver
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 MAX_QUANTILE_ROWS = 1_000_000  # rows of which torch computes a quantile
@@ -94,11 +94,13 @@ class TunedRows(Solver):
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        candidates = required(knowledge.candidates)
+        candidates = require_known(knowledge.candidates)
         tables = _tables(transcript)
         assert not isinstance(tables, str)
         movement_scores = normal_scores(movement(*tables))
-        count_scores = normal_scores(required(knowledge.corpus).counts(knowledge.token_count(transcript.vocab_size)))
+        count_scores = normal_scores(
+            require_known(knowledge.corpus).counts(knowledge.token_count(transcript.vocab_size))
+        )
         log_likelihoods = tuple(
             prior
             - (movement_scores[group.rows][:, None] - count_scores[group.members][None]) ** 2 / (2 * self.spread**2)

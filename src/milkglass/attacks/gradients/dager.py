@@ -47,7 +47,7 @@ from milkglass.attacks.gradients.spans import Span
 from milkglass.errors import UnsupportedModel, UsageError
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 from milkglass.threat.training_step import pad_texts
 
@@ -248,7 +248,7 @@ class DAGER(Inversion):
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
-            first_layers = [AttentionInput(required(knowledge.step), layer) for layer in (0, 1)]
+            first_layers = [AttentionInput(require_known(knowledge.step), layer) for layer in (0, 1)]
         except UnsupportedModel as error:
             return str(error)
         reasons = [_why_unreadable(batch, first_layers) for batch in batches(transcript, knowledge)]

@@ -28,7 +28,7 @@ from milkglass.attacks.gradients.free_tokens import (
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import required
+from milkglass.threat.knowledge import require_known
 
 Floats = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -96,7 +96,7 @@ class FloatHolesRows(Inversion):
         return "noise of this width reaches every number" if noise_holes_of(batch).share < MIN_HOLE_SHARE else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        rows, noise_holes = required(table_gradient(batch)).float().numpy(), noise_holes_of(batch)
+        rows, noise_holes = require_known(table_gradient(batch)).float().numpy(), noise_holes_of(batch)
         is_noise = np.concatenate(
             [
                 noise_holes.can_be_noise(rows[at : at + ROWS_AT_A_TIME]).all(1)
@@ -109,4 +109,4 @@ class FloatHolesRows(Inversion):
 
 def noise_holes_of(batch: SharedBatch) -> Holes:
     """Returns the holes of the noise that was added to this batch's gradient."""
-    return Holes(np.float32(required(batch.noise).width))
+    return Holes(np.float32(require_known(batch.noise).width))

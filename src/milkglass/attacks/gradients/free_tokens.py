@@ -31,7 +31,7 @@ from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.attacks.gradients.spans import row_space
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import required
+from milkglass.threat.knowledge import require_known
 
 SAMPLE_ROWS = 512  # rows from which the span of the others is taken
 MAX_SPREAD = 0.5  # largest spread of the squared norms of rows of noise, relative to their median
@@ -65,7 +65,7 @@ class FreeTokens(Inversion):
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        return divide_among_texts(read_tokens(required(table_gradient(batch)), self.apart), batch)
+        return divide_among_texts(read_tokens(require_known(table_gradient(batch)), self.apart), batch)
 
 
 def table_gradient(batch: SharedBatch) -> Tensor | None:

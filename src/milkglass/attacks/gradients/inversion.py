@@ -14,7 +14,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Gradients, Transcript
 from milkglass.threat.training_step import SharedStep
 
@@ -55,7 +55,7 @@ class SharedBatch:
 
     def mask(self) -> torch.Tensor:
         """Returns (b, t) 1 for tokens and 0 for padding, by the lengths, which must be known."""
-        lengths = required(self.lengths)
+        lengths = require_known(self.lengths)
         is_token = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
         return is_token.long().to(self.step.device)
 
@@ -125,7 +125,7 @@ def batches(transcript: Transcript, knowledge: Knowledge) -> list[SharedBatch]:
             None if known is None else known[texts_of_batch] for known in (knowledge.labels, knowledge.lengths)
         )
         shared_batches.append(
-            SharedBatch(gradients, required(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise)
+            SharedBatch(gradients, require_known(knowledge.step), labels, lengths, knowledge.corpus, knowledge.noise)
         )
         start += gradients.batch_size
     return shared_batches

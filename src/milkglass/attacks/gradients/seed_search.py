@@ -37,7 +37,7 @@ from milkglass.attacks.gradients.free_tokens import NOT_SHARED_REASON, divide_am
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import required
+from milkglass.threat.knowledge import require_known
 
 MAX_WIDTH_ERROR = 0.02  # share of the noise's width by which its estimate may be wrong
 NUMBERS_COMPARED = 12  # numbers of the first row that are compared with those of a Laplacian seed
@@ -84,7 +84,7 @@ class SeedSearch(Inversion):
         return "no noise was added to the embeddings' gradient" if (grad == 0).all(1).any() else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        grad = required(table_gradient(batch))
+        grad = require_known(table_gradient(batch))
         seed = self.seed(grad, budget)
         return divide_among_texts(
             None if seed is None else read_tokens(_NoiseModel(grad).without_noise(grad, seed)), batch

@@ -31,7 +31,7 @@ from milkglass.attacks.gradients.free_tokens import NOT_SHARED_REASON, read_toke
 from milkglass.attacks.gradients.inversion import Inversion, SharedBatch, require_positive
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 EQUAL_TOLERANCE = 1e-3  # difference up to which two entries count as equal, relative to the larger
@@ -60,7 +60,7 @@ class SurvivingEntries(Inversion):
         require_positive(self, "evaluations", "starts")
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if required(knowledge.step).task == "classification" and knowledge.labels is None:
+        if require_known(knowledge.step).task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
         return super().refusal(transcript, knowledge)
 
@@ -70,7 +70,7 @@ class SurvivingEntries(Inversion):
         return NOT_SHARED_REASON if table_gradient(batch) is None else None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        grad = required(table_gradient(batch))
+        grad = require_known(table_gradient(batch))
         tokens = read_tokens(grad)
         if tokens is None:
             return [np.empty(0, np.int64)]

@@ -42,7 +42,7 @@ from milkglass.attacks.gradients.spans import Span
 from milkglass.errors import UnsupportedModel
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 DENSE_SVD_RATIO = 4  # a dense SVD is used if more than 1/4 of the directions are wanted
@@ -73,7 +73,7 @@ class TruncatedSpans(Inversion):
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         try:
             for layer in (0, 1):
-                AttentionInput(required(knowledge.step), layer)
+                AttentionInput(require_known(knowledge.step), layer)
         except UnsupportedModel as error:
             return str(error)
         return super().refusal(transcript, knowledge)
@@ -88,9 +88,9 @@ class TruncatedSpans(Inversion):
         return None
 
     def invert(self, batch: SharedBatch, budget: Budget, rng: np.random.Generator) -> list[Ids]:
-        token_count = int(required(batch.lengths)[0]) - (batch.step.task == "next-token")
+        token_count = int(require_known(batch.lengths)[0]) - (batch.step.task == "next-token")
         first_layer, second_layer = AttentionInput(batch.step, 0), AttentionInput(batch.step, 1)
-        first_span = required(truncated_span(batch, first_layer, token_count))
+        first_span = require_known(truncated_span(batch, first_layer, token_count))
         distances = vocabulary_distances(first_layer, [first_span], token_count)
         if state_depends_on_position(first_layer):
             return [device.array(distances.argmin(0)).astype(np.int64)]

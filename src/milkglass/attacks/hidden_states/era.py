@@ -26,7 +26,7 @@ from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Outputs, Transcript, Weights
 
 PLACES_AT_A_TIME = 512  # places that are read at a time
@@ -90,10 +90,10 @@ class ERA(Attack):
     of_outputs = True
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
+        return why_not_paired(transcript) or why_no_head(require_known(knowledge.public_model))
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        head = public_head(required(knowledge.public_model)).T.contiguous()
+        head = public_head(require_known(knowledge.public_model)).T.contiguous()
         answer_states, is_known = generation_states(transcript)
         k = min(self.k, head.shape[1])
         guess = np.full((len(is_known), k), NO_BELIEF, np.int64)

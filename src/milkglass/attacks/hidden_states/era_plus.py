@@ -36,7 +36,7 @@ from milkglass.attacks.token_ids.decipherment.decipherment import Decipherment
 from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable
 from milkglass.sequences import Ids
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Knowledge, require_known
 from milkglass.threat.observations import Outputs, Tokens, Transcript, Weights
 
 # The probability with which a place says nothing (`doubt` above); it limits what one place can say against a candidate
@@ -64,12 +64,12 @@ class ERAPlus(Solver):
     of_outputs = True
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return why_not_paired(transcript) or why_no_head(required(knowledge.public_model))
+        return why_not_paired(transcript) or why_no_head(require_known(knowledge.public_model))
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> Candidates:
-        prior, size = required(knowledge.candidates), transcript.vocab_size
+        prior, size = require_known(knowledge.candidates), transcript.vocab_size
         if knowledge.corpus is not None and Tokens in transcript.kinds:
             prior = Decipherment().learn(transcript, knowledge, budget, rng)
         generating_states, has_state = generation_states(transcript)
@@ -85,7 +85,7 @@ class ERAPlus(Solver):
         ids = generated.ids[listed_places]
         members = table.member[table.line_of_id[ids]]
         states = generating_states[torch.from_numpy(has_state)][torch.from_numpy(listed_places)]
-        scores = option_logits(states, public_head(required(knowledge.public_model)), members)
+        scores = option_logits(states, public_head(require_known(knowledge.public_model)), members)
         scores -= log_share[members]
         table.update(ids, scores, PLACE_DOUBT)
         posterior, _ = table.believable_evidence(table.evidence(self.damping), table.belief(prior.log_likelihoods))

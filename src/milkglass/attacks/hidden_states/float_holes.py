@@ -32,7 +32,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 
 COORDINATES_AT_A_TIME = 16  # coordinates looked at before tokens are dropped
@@ -69,13 +69,13 @@ class FloatHoles(Attack):
     min_seconds = 20.0  # seconds for one text of MiniLM
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        public_model = required(knowledge.public_model)
+        public_model = require_known(knowledge.public_model)
         family = family_of(public_model.config)
         if family.kind != "encoder":
             return f"{family.name} is a decoder, and states are sent by encoders"
         if any(activations.layer for activations in transcript.all(Activations)):
             return "the states follow from whole texts, and no list of texts is tried"
-        if Holes(np.float32(required(knowledge.noise).width)).share < MIN_HOLE_SHARE:
+        if Holes(np.float32(require_known(knowledge.noise).width)).share < MIN_HOLE_SHARE:
             return "noise of this width reaches every number"
         if not len(common_ends(knowledge.corpus)[0]):
             return "public texts do not all begin with the same token"
@@ -83,7 +83,7 @@ class FloatHoles(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         first = int(common_ends(knowledge.corpus)[0][0])
-        reader = _Reader(required(knowledge.public_model), required(knowledge.noise), first, self)
+        reader = _Reader(require_known(knowledge.public_model), require_known(knowledge.noise), first, self)
         guesses = [reader.read(activations, budget) for activations in transcript.all(Activations)]
         return Guess(by_token=np.concatenate(guesses))
 
@@ -181,7 +181,7 @@ class _Reader:
         norms = np.linalg.norm(self.states_at(min(1, length - 1)), axis=1)
         typical_norm = np.sqrt((norms.astype(np.float64) ** 2).mean())
         row_norms = np.array([norms.max() * 1.02, norms.min() * 0.98, typical_norm])
-        bounds = required(self.noise.clip) / np.sqrt(length) / row_norms
+        bounds = require_known(self.noise.clip) / np.sqrt(length) / row_norms
         low, high, middle = np.minimum(bounds, 1).astype(np.float32)
         factors = np.arange(low.view(np.int32), high.view(np.int32) + 1, dtype=np.int32).view(np.float32)
         return factors, float(middle)

@@ -20,7 +20,7 @@ from milkglass.attacks import work
 from milkglass.attacks.hidden_states.mlc import LinearWordClassifier
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 
 
@@ -44,7 +44,7 @@ class HiddenWords(LinearWordClassifier):
     min_seconds = 10.0
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if (required(knowledge.corpus).lengths > 0).sum() < 2:
+        if (require_known(knowledge.corpus).lengths > 0).sum() < 2:
             return "fewer than two public texts hold a token: their vectors cannot be distinguished from others"
         if any(activations.mixed_row_counts is not None for activations in transcript.all(Activations)):
             return "the rows of each text are mixed with random signs, and their mean says nothing"
@@ -52,9 +52,9 @@ class HiddenWords(LinearWordClassifier):
         return None if len(widths) == 1 else f"the states have {len(widths)} different widths"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         public = corpus.select(np.flatnonzero(corpus.lengths > 0))
-        own_states = required(knowledge.observe)(public, int(rng.integers(2**31)))
+        own_states = require_known(knowledge.observe)(public, int(rng.integers(2**31)))
         budget.spend(work.layers(1 + own_states.layer, own_states.hidden))
         own_vectors = mean_states(own_states)
         centre, spread = own_vectors.mean(0), own_vectors.std(0, correction=0).clamp_min(1e-6)

@@ -37,7 +37,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Tokens, Transcript, Weights
 
 # Shares of the budget that must be left after the states of public text, and after those of the client's text
@@ -185,16 +185,16 @@ class InvBert(Attack):
             return f"the states after layer {self.layer} are not those of the {len(texts)} texts that were sent"
         if any(len(activations.hidden) != activations.lengths.sum() for activations in sent_states):
             return f"the states after layer {self.layer} are not one for each token"
-        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
+        return None if len(require_known(knowledge.corpus).ids) else "the public text holds no token"
 
     def _states_of_layer(self, transcript: Transcript) -> list[Activations]:
         """Returns the observed states of the layer that is attacked."""
         return [activations for activations in transcript.all(Activations) if activations.layer == self.layer]
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        public = required(knowledge.corpus)
+        public = require_known(knowledge.corpus)
         seconds, (public_rng, sent_rng, reading_rng) = budget.left(), rng.spawn(3)
-        own_model, scrambled_id_of = required(knowledge.simulate)(int(rng.integers(2**31)))
+        own_model, scrambled_id_of = require_known(knowledge.simulate)(int(rng.integers(2**31)))
         corpus = public.map_ids(scrambled_id_of)
         states, was_run = self.states(
             own_model, corpus, batches_within(corpus, budget, public_rng, SHARE_LEFT_AFTER_PUBLIC * seconds), budget
@@ -203,7 +203,7 @@ class InvBert(Attack):
         corpus = public.select(np.flatnonzero(was_run))
         sent_groups = batches_within(transcript.tokens, budget, sent_rng, SHARE_LEFT_AFTER_SENT * seconds)
         sent_states, is_reached = self.client_states(transcript, sent_groups, budget)
-        inverter = InvBertModel(required(knowledge.public_model), self.depth)
+        inverter = InvBertModel(require_known(knowledge.public_model), self.depth)
         train(inverter, states[has_state], corpus, self, budget.part(TRAINING_SHARE, budget.progress), rng)
         reached_texts = np.flatnonzero(is_reached)
         texts = transcript.tokens.select(reached_texts)

@@ -29,7 +29,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 
 OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget for the attacker's own states; of the rest for training
@@ -107,16 +107,16 @@ class InvertHidden(Attack):
     min_seconds = 30.0
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not len(required(knowledge.corpus).ids):
+        if not len(require_known(knowledge.corpus).ids):
             return "the public text holds no token"
-        return why_no_token_states(transcript, required(knowledge.public_model).width)
+        return why_no_token_states(transcript, require_known(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         states, corpus = self.observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = device.move(
-            StateInverter(required(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
+            StateInverter(require_known(knowledge.public_model), centre.cpu(), spread.cpu(), self.depth, generator)
         )
         training_budget = budget.part(TRAINING_SHARE, budget.progress)
         train(inverter, states, corpus, self, training_budget, rng, max_grad_norm=1.0)
@@ -127,7 +127,7 @@ class InvertHidden(Attack):
         self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> tuple[torch.Tensor, Sequences]:
         """Returns the states of as much public text as time allows, in random order, and that text."""
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         seed = int(rng.integers(2**31))
         states: list[torch.Tensor] = []
         texts: list[Ids] = []
@@ -137,7 +137,7 @@ class InvertHidden(Attack):
                 if states and budget.left() <= 0:
                     break
                 selected = corpus.select(text_indices)
-                observation = required(knowledge.observe)(selected, seed + copy)
+                observation = require_known(knowledge.observe)(selected, seed + copy)
                 states.append(observation.hidden.float())
                 texts.extend(selected)
                 budget.spend(work.layers(1 + observation.layer, observation.hidden))

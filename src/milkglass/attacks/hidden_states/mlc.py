@@ -29,7 +29,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
 # Shares of the budget that must be left after the public texts are embedded, and after the sent ones
@@ -152,7 +152,7 @@ class MLC(LinearWordClassifier):
     min_seconds = 30.0
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         if not len(corpus.ids):
             return "the public text holds no token"
         if (corpus.lengths > 0).sum() < 2:
@@ -160,9 +160,9 @@ class MLC(LinearWordClassifier):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         seconds, (public_rng, sent_rng) = budget.left(), rng.spawn(2)
-        own_model, scrambled_id_of = required(knowledge.simulate)(int(rng.integers(2**31)))
+        own_model, scrambled_id_of = require_known(knowledge.simulate)(int(rng.integers(2**31)))
         scrambled_corpus, sent = corpus.map_ids(scrambled_id_of), transcript.tokens
         means, was_read = mean_states(
             own_model,

@@ -32,7 +32,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 
 TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
@@ -74,7 +74,7 @@ class NearHidden(Attack):
     uses = frozenset({"corpus"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        public_model = required(knowledge.public_model)
+        public_model = require_known(knowledge.public_model)
         family = family_of(public_model.config)
         if family.kind != "encoder" and any(activations.layer for activations in transcript.all(Activations)):
             return f"{family.name} is a decoder, and of one only the embeddings are sent"
@@ -86,7 +86,7 @@ class NearHidden(Attack):
 
     def read(self, activations: Activations, knowledge: Knowledge, budget: Budget) -> Ids:
         """Returns (rows, k) public ids for the states of one observation, NO_BELIEF where the budget ended."""
-        public_model = required(knowledge.public_model)
+        public_model = require_known(knowledge.public_model)
         if activations.layer == 0:
             if family_of(public_model.config).kind == "decoder":  # rows of the table, as they are
                 return self._nearest(activations.hidden, public_model.table, budget)

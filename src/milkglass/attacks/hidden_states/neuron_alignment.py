@@ -40,7 +40,7 @@ from milkglass.attacks.forward import body
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Transcript
 
 IDS_AT_A_TIME = 1024  # ids run at a time, each as a text of its own
@@ -144,7 +144,7 @@ class NeuronAlignment(NearestRows):
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if knowledge.has_shared_ids:
             return "an id stands for several tokens, so that no neuron sees a token alone"
-        models = transcript.model, required(knowledge.public_model)
+        models = transcript.model, require_known(knowledge.public_model)
         scrambled, public = (_neuron_weights(model, self.layer) for model in models)
         if scrambled is None or public is None:
             return f"the {'public' if public is None else 'scrambled'} model has no layer {self.layer} of neurons"
@@ -154,7 +154,7 @@ class NeuronAlignment(NearestRows):
         return "the layers are the public ones: rows can be compared" if torch.equal(scrambled, public) else None
 
     def features(self, transcript: Transcript, knowledge: Knowledge, rng: np.random.Generator) -> RowFeatures:
-        public = required(knowledge.public_model)
+        public = require_known(knowledge.public_model)
         all_ids = torch.arange(transcript.model.vocab_size, device=device.current())
         neurons = NeuronReader(transcript.model, self.layer)(all_ids)
         public_reader, sample_ids = NeuronReader(public, self.layer), _sample(public.vocab_size, self.sample, rng)

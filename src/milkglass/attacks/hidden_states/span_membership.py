@@ -38,12 +38,12 @@ from milkglass.attacks.gradients.attention_inputs import (
 from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, span_of_sent_rows
 from milkglass.models.view import Model
 from milkglass.papers import own_paper
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 from milkglass.threat.training_step import SharedStep
 
@@ -59,10 +59,10 @@ class SpanMembership(Attack):
         most: how many prefixes are kept at a time, where a text is put in order.
     """
 
-    k: int = limited(10, least=1)
-    tolerance: float = limited(EDGE_FACTOR, above=0)
-    noise: float = limited(0.0)
-    most: int = limited(256, least=1)
+    k: int = limited_field(10, least=1)
+    tolerance: float = limited_field(EDGE_FACTOR, above=0)
+    noise: float = limited_field(0.0)
+    most: int = limited_field(256, least=1)
 
     name = "span-membership"
     title = "Public embeddings in the span of mixed rows"
@@ -83,7 +83,7 @@ class SpanMembership(Attack):
         layer_0_states = [activations for activations in mixed_states if activations.layer == 0]
         if not layer_0_states:
             return "the states follow from whole texts, and no list of texts is tried"
-        width = required(knowledge.public_model).width
+        width = require_known(knowledge.public_model).width
         if other_widths := [
             activations.hidden.shape[1] for activations in layer_0_states if activations.hidden.shape[1] != width
         ]:
@@ -106,7 +106,7 @@ class SpanMembership(Attack):
         second_rows = [
             part for activations in mixed_states if activations.layer == 1 for part in _rows_of_texts(activations)
         ]
-        reader = SpanReader(required(knowledge.public_model), self)
+        reader = SpanReader(require_known(knowledge.public_model), self)
         is_ordered = reader.is_decoder and len(second_rows) == len(first_rows)
         readings = list[Ids]()
         for index, (rows, length) in enumerate(first_rows):

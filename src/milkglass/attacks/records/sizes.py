@@ -22,7 +22,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, Recordings, required
+from milkglass.threat.knowledge import Knowledge, Recordings, require_known
 from milkglass.threat.observations import Records, Transcript
 
 FIRST_RECORDS = 48  # records whose sizes and pauses are features in their order
@@ -49,7 +49,7 @@ class RecordSizes(Attack):
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         from sklearn.ensemble import ExtraTreesClassifier
 
-        recordings, (records, *_) = required(knowledge.recordings), transcript.all(Records)
+        recordings, (records, *_) = require_known(knowledge.recordings), transcript.all(Records)
         size_edges = np.unique(np.quantile(recordings.records.sizes.ids, np.linspace(0, 1, MAX_SIZE_EDGES)))
         forest = ExtraTreesClassifier(FOREST_TREES, random_state=int(rng.integers(2**31)))
         forest.fit(features(recordings.records, size_edges), recordings.topics)

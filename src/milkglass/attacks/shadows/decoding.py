@@ -24,7 +24,7 @@ from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 
@@ -54,12 +54,12 @@ class ShadowDecoding(Attack):
     uses = frozenset({"rehearse"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
+        return None if len(require_known(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         rehearsed_texts = rehearse_corpus(knowledge, self.rehearsals, rng)
-        channel = self.channel(required(knowledge.candidates), corpus, rehearsed_texts, transcript.vocab_size)
+        channel = self.channel(require_known(knowledge.candidates), corpus, rehearsed_texts, transcript.vocab_size)
         neighbours = BigramModel(corpus, transcript.vocab_size, channel.shares, self.mix)
         guess = np.full((len(transcript.tokens.ids), self.k), NO_BELIEF, np.int64)
         return Guess(by_token=write_guesses(transcript.tokens, channel, neighbours, guess, budget))

@@ -29,7 +29,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 TRAINING_SHARE = 0.7  # share of the budget that the training may take
@@ -68,7 +68,7 @@ class ShadowGeneration(Attack):
     uses = frozenset({"candidates"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
+        return None if len(require_known(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         own_shadows, origin = rehearse_corpus(knowledge, 1, rng)[0]
@@ -117,7 +117,7 @@ class ShadowGeneration(Attack):
         self, model: Any, own_shadows: Sequences, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
     ) -> None:
         """Trains the model to write the corpus after its shadows, until its share of the budget is spent."""
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         min_seconds_left = (1 - TRAINING_SHARE) * budget.left()
         optimiser = torch.optim.AdamW(model.parameters(), lr=self.rate, fused=True)
         groups = list(batches(corpus, BATCH_TOKENS))

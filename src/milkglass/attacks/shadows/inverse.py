@@ -33,7 +33,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 Floats = NDArray[np.float64]
@@ -99,7 +99,7 @@ class EmbeddingRule(Attack):
         sent_ids = set(ids.tolist())
         originals_of = {
             shadow: group.members
-            for group in required(knowledge.candidates).groups
+            for group in require_known(knowledge.candidates).groups
             for shadow in group.rows.tolist()
             if shadow in sent_ids
         }
@@ -123,7 +123,7 @@ def _embedding_table(knowledge: Knowledge) -> torch.Tensor:
     """Returns (n, d) the embeddings of the public model, or of the model that is trained."""
     if knowledge.public_model is not None:
         return knowledge.public_model.table
-    return required(knowledge.step).table
+    return require_known(knowledge.step).table
 
 
 def _embeddings(table: torch.Tensor, ids: Ids) -> Floats:

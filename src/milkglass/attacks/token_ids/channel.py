@@ -26,7 +26,7 @@ from milkglass.sequences import Ids, Sequences, look_up
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 
@@ -197,10 +197,10 @@ class ChannelAttack(Attack):
     assumes = frozenset({"corpus", "rehearse"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        return None if len(required(knowledge.corpus).ids) else "the public text holds no token"
+        return None if len(require_known(knowledge.corpus).ids) else "the public text holds no token"
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         channel = estimate_channel(
             corpus, rehearse_corpus(knowledge, self.rehearsals, rng), transcript.vocab_size, self.candidates
         )

@@ -23,7 +23,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Outputs, Tokens, Transcript
 
 
@@ -42,14 +42,14 @@ class ChosenAnswers(Attack):
         if any(outputs.prompts is None for outputs in transcript.all(Outputs)):
             return "it was not recorded which prompt each answer followed"
         answer_count = len(transcript.outputs)
-        if len(required(knowledge.answers)) != answer_count:
-            return f"{len(required(knowledge.answers))} texts of {answer_count} answers are known"
+        if len(require_known(knowledge.answers)) != answer_count:
+            return f"{len(require_known(knowledge.answers))} texts of {answer_count} answers are known"
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         sent_texts, next_index = list(transcript.tokens), 0
         named = np.full(transcript.vocab_size, NO_BELIEF, np.int64)
-        answers = zip(transcript.prompts, transcript.outputs, required(knowledge.answers), strict=True)
+        answers = zip(transcript.prompts, transcript.outputs, require_known(knowledge.answers), strict=True)
         for prompt, written_ids, public_ids in answers:
             places = (i for i in range(next_index, len(sent_texts)) if np.array_equal(sent_texts[i], prompt))
             if (place := next(places, None)) is not None:  # a prompt that was not recorded skips no text

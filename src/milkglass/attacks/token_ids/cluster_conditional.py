@@ -21,7 +21,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Knowledge, require_known
 from milkglass.threat.observations import Transcript, Weights
 
 
@@ -46,13 +46,15 @@ class ClusterConditional(Attack):
     assumes = frozenset({"candidates", "corpus"})
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        counts = required(knowledge.corpus).counts(knowledge.token_count(transcript.vocab_size))
+        counts = require_known(knowledge.corpus).counts(knowledge.token_count(transcript.vocab_size))
         table = np.full((transcript.vocab_size, self.k), NO_BELIEF, np.int64)
-        for group in required(knowledge.candidates).groups:
+        for group in require_known(knowledge.candidates).groups:
             order = np.lexsort((group.members, -counts[group.members]))[: self.k]
             table[group.rows, : len(order)] = group.members[order]
         if knowledge.responses is not None:
-            self._write_exchanged(table, counts, required(knowledge.candidates).for_exchanged_ids(knowledge.responses))
+            self._write_exchanged(
+                table, counts, require_known(knowledge.candidates).for_exchanged_ids(knowledge.responses)
+            )
         return Guess(by_id=table)
 
     def _write_exchanged(self, table: Ids, counts: Ids, candidates: Candidates) -> None:

@@ -44,7 +44,7 @@ from milkglass.attacks.token_ids.decipherment.evidence import EvidenceTable, res
 from milkglass.attacks.token_ids.decipherment.reader import PLACES_AVERAGED, CausalReader, ReadBatch, why_no_reader
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 TEXTS_AT_A_TIME = 128  # texts that are read before the ids that need more places are chosen again
@@ -86,7 +86,7 @@ class LanguageModel(Solver):
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         reason = self.first.refusal(transcript, knowledge)
-        return reason or why_no_reader(required(knowledge.public_model), self.reader)
+        return reason or why_no_reader(require_known(knowledge.public_model), self.reader)
 
     def learn(
         self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
@@ -97,11 +97,13 @@ class LanguageModel(Solver):
         settling_seconds = budget.clock() - started
         if budget.left() <= settling_seconds or not len(transcript.tokens.ids):
             return settled
-        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
-        log_share = np.log(
-            PublicPairCounts(required(knowledge.corpus), knowledge.token_count(transcript.vocab_size)).share
+        reader = CausalReader.of(
+            require_known(knowledge.public_model), self.reader, require_known(knowledge.corpus), budget
         )
-        prior = restrict(required(knowledge.candidates), first_candidates.groups, transcript.vocab_size)
+        log_share = np.log(
+            PublicPairCounts(require_known(knowledge.corpus), knowledge.token_count(transcript.vocab_size)).share
+        )
+        prior = restrict(require_known(knowledge.candidates), first_candidates.groups, transcript.vocab_size)
         stored = [np.zeros_like(array) for array in prior]
         places_seen = np.zeros(transcript.vocab_size, np.int64)
         for index in range(self.rounds):
@@ -130,7 +132,7 @@ class LanguageModel(Solver):
     ) -> None:
         """Adds what the model says until the time is over, beginning with the texts that may correct most."""
         texts = transcript.tokens
-        reading = texts.map_ids(required(guess_by_rank(candidates, transcript.vocab_size, 1).by_id)[:, 0])
+        reading = texts.map_ids(require_known(guess_by_rank(candidates, transcript.vocab_size, 1).by_id)[:, 0])
         queue, log_mean = table.urgent_texts(texts, rng), None
         while len(queue) and budget.left() > 0:
             text_indices, queue = table.unfinished_texts(texts, queue[:TEXTS_AT_A_TIME]), queue[TEXTS_AT_A_TIME:]
@@ -151,7 +153,7 @@ class LanguageModel(Solver):
                     options = table.member[table.line_of_id[ids]]
                     table.update(
                         ids,
-                        reader.log_likelihood_ratio(batch.select(is_open), options, required(log_mean)),
+                        reader.log_likelihood_ratio(batch.select(is_open), options, require_known(log_mean)),
                         self.doubt,
                     )
 

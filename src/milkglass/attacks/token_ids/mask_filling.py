@@ -27,7 +27,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 MASK = re.compile(r"<([A-Za-z_]{2,40})>")
@@ -116,9 +116,9 @@ class MaskFilling(Attack):
     assumes = frozenset({"public_model", "corpus", "rehearse"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := why_no_reader(required(knowledge.public_model), self.reader):
+        if reason := why_no_reader(require_known(knowledge.public_model), self.reader):
             return reason
-        folder = required(knowledge.public_model).folder
+        folder = require_known(knowledge.public_model).folder
         if folder is None or not (folder / TOKENIZER).is_file():
             return "without the public model's tokenizer no mask can be found"
         if not find_masks(transcript.tokens, tokenizer_of(folder)):
@@ -126,9 +126,9 @@ class MaskFilling(Attack):
         return None
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        texts, corpus = transcript.tokens, required(knowledge.corpus)
-        tokenizer = tokenizer_of(required(required(knowledge.public_model).folder))
-        sent, origin = required(knowledge.rehearse)(corpus, 0)
+        texts, corpus = transcript.tokens, require_known(knowledge.corpus)
+        tokenizer = tokenizer_of(require_known(require_known(knowledge.public_model).folder))
+        sent, origin = require_known(knowledge.rehearse)(corpus, 0)
         spans_of_kind = {
             kind: counts.most_common(self.candidates)
             for kind, counts in hidden_spans(corpus, sent, origin, tokenizer).items()
@@ -155,7 +155,9 @@ class MaskFilling(Attack):
         text_ends = np.cumsum(texts.lengths)
         for text_index, last_start in {mask.text_index: mask.start for mask in located}.items():
             reading[last_start + 1 : text_ends[text_index]] = NO_BELIEF  # nothing after a text's last mask is judged
-        reader = CausalReader.of(required(knowledge.public_model), self.reader, required(knowledge.corpus), budget)
+        reader = CausalReader.of(
+            require_known(knowledge.public_model), self.reader, require_known(knowledge.corpus), budget
+        )
         mask_at = {mask.start: mask for mask in located}
         queue, texts_done = rng.permutation(np.unique([mask.text_index for mask in located])), 0
         no_mean = np.zeros(len(reader.head))  # no mean probability is subtracted, or rare first tokens would win

@@ -36,7 +36,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript, Weights
 
 TEMPERATURE = 0.05  # the log-probability of a candidate is log softmax(cosine / temperature)
@@ -95,13 +95,13 @@ class SDA(Attack):
     min_seconds = 240.0
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if not len(required(knowledge.corpus).ids):
+        if not len(require_known(knowledge.corpus).ids):
             return "the public text holds no token"
         return why_other_width(transcript, knowledge)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        public_model = required(knowledge.public_model)
-        corpus = required(knowledge.corpus)
+        public_model = require_known(knowledge.public_model)
+        corpus = require_known(knowledge.corpus)
         tokens = transcript.tokens
         crib_pairs = cribs.consistent_pairs(cribs.pairs_at_constant_positions(tokens, corpus))
         candidate_ids, log_prior = self.nearest_candidates(transcript, public_model.table, crib_pairs)

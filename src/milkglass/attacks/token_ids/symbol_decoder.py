@@ -44,7 +44,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 START_SCALE = 0.3  # A at the start is so many times the identity: products of embeddings are larger than logits
@@ -193,7 +193,7 @@ class SymbolReader(torch.nn.Module):
             return 3 * scoring + work.training_step(self, symbols.numel())
         return scoring + work.forward(self, symbols.numel())
 
-    def mean_nll(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+    def mean_negative_log_likelihood(self, symbols: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns () the mean negative log-likelihood of the true tokens, in nats, or None if no symbol has several.
 
         Args:
@@ -322,17 +322,17 @@ class SymbolDecoder(Attack):
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if not knowledge.has_shared_ids:
             return "an id is the same token wherever it occurs: decipherment uses that"
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         if not len(corpus.ids):
             return "the public text holds no token"
         if len(corpus) == 1:
             return "one public text cannot be trained on and held out"
-        return None if self.reader is None else why_no_reader(required(knowledge.public_model), self.reader)
+        return None if self.reader is None else why_no_reader(require_known(knowledge.public_model), self.reader)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        public, corpus = required(knowledge.public_model), required(knowledge.corpus)
+        public, corpus = require_known(knowledge.public_model), require_known(knowledge.corpus)
         symbols = SymbolMembers(
-            required(knowledge.candidates), transcript.vocab_size, public.vocab_size, knowledge.responses
+            require_known(knowledge.candidates), transcript.vocab_size, public.vocab_size, knowledge.responses
         )
         order = rng.permutation(len(corpus))
         count = max(1, int(self.held_out * len(corpus)))
@@ -384,7 +384,7 @@ class SymbolDecoder(Attack):
                 group["lr"] = self.learning_rate * min(1 - done_share, (step + 1) / (0.06 * len(order) + 1))
             tokens = stack(corpus, groups[index])
             symbols_sent = device.tensor(symbols.sent_symbols(device.array(tokens), rng))
-            loss = reader.mean_nll(symbols_sent, tokens)
+            loss = reader.mean_negative_log_likelihood(symbols_sent, tokens)
             if loss is None:
                 continue
             take_step(optimiser, loss, max_grad_norm=1.0)

@@ -30,7 +30,7 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Candidates, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 
@@ -59,10 +59,10 @@ class TextInContext(Attack):
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         """Ranks each cluster's members at each position; by frequency alone once the budget is spent."""
-        candidates, responses = required(knowledge.candidates), knowledge.responses
+        candidates, responses = require_known(knowledge.candidates), knowledge.responses
         model = ClusterHmm(
             candidates if responses is None else candidates.for_exchanged_ids(responses),
-            required(knowledge.corpus),
+            require_known(knowledge.corpus),
             transcript.vocab_size,
             knowledge.token_count(transcript.vocab_size),
             has_exchanged_ids=responses is not None,

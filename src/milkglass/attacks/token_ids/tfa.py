@@ -33,7 +33,7 @@ from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 Match = Literal["rank", "nearest"]
@@ -74,7 +74,7 @@ class TFA(Attack):
             raise UsageError(f"match is {self.match!r}", f"give one of {', '.join(get_args(Match))}")
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        corpus = required(knowledge.corpus)
+        corpus = require_known(knowledge.corpus)
         sent_counts = transcript.tokens.counts(transcript.vocab_size)
         public_counts = corpus.counts(knowledge.token_count(transcript.vocab_size))
         crib_pairs = np.empty((0, 2), np.int64)

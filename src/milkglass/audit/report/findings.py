@@ -103,15 +103,16 @@ def words_of(scene: Scene) -> DefenceWords:
     return DefenceWords(**{**TEXTS["defence"]["tokens"], **TEXTS["defence"][kind]})
 
 
-def words_of_enclave(proof: str, attested: bool) -> DefenceWords:
+def words_of_enclave(attestation_text: str, attested: bool) -> DefenceWords:
     """Returns what the report says about an enclave's vectors.
 
     Args:
-        proof: what the enclave's answer proves, in words.
+        attestation_text: what the enclave's answer proves, in words.
         attested: whether hardware vouches for it.
     """
     risk = "" if attested else "The provider, whose table it is, bears that risk. "
-    notice = f"The enclave: {proof}. {risk}The figures are of your prompts: so much of them the provider can read."
+    figures = "The figures are of your prompts: so much of them the provider can read."
+    notice = f"The enclave: {attestation_text}. {risk}{figures}"
     return DefenceWords(**TEXTS["defence"]["enclave"], notice=notice, findings=("answers",))
 
 

@@ -123,7 +123,7 @@ class Audit:
         public_tokens: how many tokens of text each attacker has.
         vocab_size: the number of ids.
         seconds: how long the audit took.
-        promise: what the scheme promises, and where it does not hold: the fields of a `ClusterReport`.
+        promise: what the scheme promises, and where it does not hold: what `ClusterReport.document` returns.
         verdict: some sentences; the first is for a person who decides.
         level: how grave the verdict is (report/verdict.py).
         unfinished: titles of attacks that did not end and may read more; a larger budget resumes them.

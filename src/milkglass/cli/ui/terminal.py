@@ -200,7 +200,10 @@ def progress_lines(name: str, total: int, max_seconds_left: SecondsLeft = no_lim
 
 
 def _time_left_text(seconds: float | None, max_seconds: float) -> str:
-    """Returns the estimated seconds in words, or the most if they are not known or exceed it; "" for less than 1 s."""
+    """Returns the estimated seconds in words; "" for less than 1 s.
+
+    If they are not known or exceed `max_seconds`, it is taken.
+    """
     if seconds is None or seconds > max_seconds:
         return f", at most {duration_text(max_seconds)} of the budget left" if 1 <= max_seconds < math.inf else ""
     return f", about {duration_text(seconds)} left" if seconds >= 1 else ""

@@ -54,7 +54,7 @@ def upload_file(
         digest: the file's SHA-256 in hex.
         purpose: what the server keeps it for, such as "model".
         name: the file's name at the server.
-        progress: receives how many more bytes the server has, after each chunk.
+        progress: receives how many more bytes the server has: at first what it has already, then after each chunk.
 
     Raises:
         Unreachable: the server does not answer. Another call goes on where this one stopped.

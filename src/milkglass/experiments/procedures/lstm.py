@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 
 from milkglass import device
 from milkglass.errors import JobFailed
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.progress import Log
 from milkglass.sanitizers.table import read_glove
 from milkglass.sanitizers.words import is_word, split_pattern
@@ -105,11 +105,11 @@ class LSTMTraining:
         train_table: whether the word vectors learn too; by default not, since the paper feeds GloVe's to the model.
     """
 
-    hidden: int = limited(256, least=1)
-    layers: int = limited(2, least=1)
-    epochs: int = limited(3, least=1)
-    batch_size: int = limited(128, least=1)
-    learning_rate: float = limited(1e-3, above=0, most=1)
+    hidden: int = limited_field(256, least=1)
+    layers: int = limited_field(2, least=1)
+    epochs: int = limited_field(3, least=1)
+    batch_size: int = limited_field(128, least=1)
+    learning_rate: float = limited_field(1e-3, above=0, most=1)
     train_table: bool = False
 
     def __post_init__(self) -> None:

@@ -155,9 +155,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
 
 
-LENIENT_DECODER = json.JSONDecoder(
-    strict=False, parse_constant=_refuse_constant
-)  # models write line feeds inside strings
+# Models write line feeds inside strings
+LENIENT_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant)
 
 
 def parse_calls(

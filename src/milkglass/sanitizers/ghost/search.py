@@ -33,7 +33,7 @@ from milkglass.errors import UsageError
 from milkglass.models.array_cache import ArrayCache, Arrays, digest_of
 from milkglass.nearest.all_rows import nearest
 from milkglass.nearest.select import require_k
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.sanitizers.table import SPACE_MARKERS, Ids, Mask, WordVectors
 from milkglass.system import core_count
 
@@ -109,8 +109,8 @@ class ShadowSearchSettings:
         language: the language of the lemmas, such as "en".
     """
 
-    k: int = limited(70, least=1, hint="70 is the paper's choice")
-    overlap: float = limited(0.1, most=1, hint="0.1 is the paper's choice")
+    k: int = limited_field(70, least=1, hint="70 is the paper's choice")
+    overlap: float = limited_field(0.1, most=1, hint="0.1 is the paper's choice")
     indirect: bool = True
     direct: bool = True
     lemma: bool = True

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.noise.stream import Stream
-from milkglass.parameters import limited, require
+from milkglass.parameters import limited_field, require
 from milkglass.sanitizers.ghost.search import Shadows
 from milkglass.sanitizers.ghost.states import CachedPrefixes, HeadlessModel
 from milkglass.sequences import Ids
@@ -166,9 +166,9 @@ class SelectionSettings:
     """
 
     way: SelectionMethod = "states"
-    beams: int = limited(1, least=1)
-    threshold: float = limited(0.01, above=0)
-    sweeps: int = limited(20, least=1)
+    beams: int = limited_field(1, least=1)
+    threshold: float = limited_field(0.01, above=0)
+    sweeps: int = limited_field(20, least=1)
 
     def __post_init__(self) -> None:
         require(self)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.symbols.finder import (
@@ -64,9 +64,9 @@ class KMeans(MapFinder):
     """
 
     vectors: VectorSource = "encoder"
-    label_weight: float = limited(1.0)
-    mass_price: float = limited(0.3)
-    rounds: int = limited(25, least=1)
+    label_weight: float = limited_field(1.0)
+    mass_price: float = limited_field(0.3)
+    rounds: int = limited_field(25, least=1)
 
     def find(
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbol_count: int,

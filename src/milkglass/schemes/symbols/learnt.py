@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from milkglass.errors import UsageError
-from milkglass.parameters import limited
+from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.mixture import Draws, Ids
 from milkglass.schemes.symbols.finder import (
@@ -65,11 +65,11 @@ class LearntMap(MapFinder):
     """
 
     vectors: VectorSource = "encoder"
-    dimensions: int = limited(16, least=1)
-    spread: float = limited(0.3)
-    learning_rate: float = limited(2e-3, above=0)
-    mass_price: float = limited(0.0)
-    steps: int = limited(2500, least=1)
+    dimensions: int = limited_field(16, least=1)
+    spread: float = limited_field(0.3)
+    learning_rate: float = limited_field(2e-3, above=0)
+    mass_price: float = limited_field(0.0)
+    steps: int = limited_field(2500, least=1)
 
     def find(
         self, evidence: Evidence, tokens: Ids, mass: NDArray[np.float64], symbol_count: int,

@@ -71,14 +71,14 @@ class DecoderClient:
         url: the server's address.
         bearer_token: the server's token. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
-        ca_file: a PEM file with the server's certificate or its authority. None: the system's authorities.
+        authority: a PEM file with the server's certificate or its authority. None: the system's authorities.
         retry: when an unanswered HTTP request is sent again.
     """
 
     url: str
     bearer_token: str | None = field(default=None, repr=False)
     allow_http: bool = False
-    ca_file: Path | None = None
+    authority: Path | None = None
     retry: RetryPolicy = RetryPolicy()
 
     def info(self) -> DecoderInfo:
@@ -109,7 +109,7 @@ class DecoderClient:
             return b"".join(chunks)
 
     def _connection(self) -> closing[Connection]:
-        return closing(Connection(self.url, self.bearer_token, self.allow_http, self.ca_file, retry=self.retry))
+        return closing(Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry))
 
     def stream(self, info: DecoderInfo, sampling: SplitSampling, dtype: str) -> SplitStream:
         """Returns a stream for one prompt whose vectors have type `dtype`."""
@@ -127,7 +127,7 @@ class DecoderClient:
         from websockets.sync.client import connect
 
         is_local = check_url(self.url.rstrip("/"), self.allow_http)
-        tls: Any = tls_context(self.ca_file) if self.url.startswith("https") else None
+        tls: Any = tls_context(self.authority) if self.url.startswith("https") else None
         options: dict[str, Any] = {"proxy": None} if is_local else {}
         try:
             return connect(

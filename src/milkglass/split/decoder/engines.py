@@ -46,7 +46,7 @@ class PromptEmbedsEngine:
         model: the engine's name for the model.
         bearer_token: the engine's API key. None: none is sent.
         allow_http: whether the token may cross a network unencrypted.
-        ca_file: a PEM file with the engine's certificate or its authority. None: the system's authorities.
+        authority: a PEM file with the engine's certificate or its authority. None: the system's authorities.
         retry: how often and when an undelivered request is retried.
         stop_token_ids: ids that end an answer, besides the ids of the engine's own `generation_config.json`.
     """
@@ -55,7 +55,7 @@ class PromptEmbedsEngine:
     model: str
     bearer_token: str | None = field(default=None, repr=False)
     allow_http: bool = False
-    ca_file: Path | None = None
+    authority: Path | None = None
     retry: RetryPolicy = RetryPolicy()
     stop_token_ids: tuple[int, ...] = ()
 
@@ -83,7 +83,7 @@ class PromptEmbedsEngine:
     def connection(self) -> Iterator[Connection]:
         """Yields a connection. Its RemoteErrors have a hint for this engine."""
         with closing(
-            Connection(self.url, self.bearer_token, self.allow_http, self.ca_file, retry=self.retry)
+            Connection(self.url, self.bearer_token, self.allow_http, self.authority, retry=self.retry)
         ) as connection:
             try:
                 yield connection

@@ -18,7 +18,7 @@ from milkglass.attacks.gradients.optimisation.problem import Frame, Problem, why
 from milkglass.errors import UsageError
 from milkglass.sequences import Ids, batched
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Knowledge, required
+from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Gradients, Transcript
 
 
@@ -149,7 +149,7 @@ class OptimisationAttack(Inversion):
         return self.solve(batch, frame, budget, rng)
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        step, lengths = required(knowledge.step), required(knowledge.lengths)
+        step, lengths = require_known(knowledge.step), require_known(knowledge.lengths)
         if step.task == "classification" and knowledge.labels is None:
             return "the attacker does not know the labels"
         if len(lengths) and int(lengths.min()) < 1:

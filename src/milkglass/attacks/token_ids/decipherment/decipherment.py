@@ -57,7 +57,7 @@ from milkglass.attacks.token_ids.decipherment.mean_field import (
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Cost
 from milkglass.threat.budget import Budget
-from milkglass.threat.knowledge import Candidates, Group, Knowledge, required
+from milkglass.threat.knowledge import Candidates, Group, Knowledge, require_known
 from milkglass.threat.observations import Tokens, Transcript
 
 LOG_ZERO = -1e6  # the finite stand-in for log 0, of candidates that another attack rules out
@@ -122,7 +122,7 @@ class Decipherment(Solver):
         """Returns for each scrambled id its candidates, with their log posteriors given the corpus. Draws nothing."""
         texts, size = transcript.tokens, transcript.vocab_size
         known_pairs = self._known_pairs(texts, knowledge)
-        public = PublicPairCounts(required(knowledge.corpus), knowledge.token_count(size))
+        public = PublicPairCounts(require_known(knowledge.corpus), knowledge.token_count(size))
         scrambled_pairs = {distance: PairCounts(texts, size, distance) for distance in public.pairs}
 
         def report_sweep(done_share: float, sweep_work: float) -> bool:
@@ -139,7 +139,9 @@ class Decipherment(Solver):
         blocks = BlockAssignment(candidates, size)
         if not len(blocks.row_of_cell):
             return candidates
-        budget.spend(self.cost.seconds(size, 0, len(texts.ids), len(texts.ids) + len(required(knowledge.corpus).ids)))
+        budget.spend(
+            self.cost.seconds(size, 0, len(texts.ids), len(texts.ids) + len(require_known(knowledge.corpus).ids))
+        )
         ratios, public_model = dict[tuple[int, int], Ratios](), knowledge.public_model
         if self.profiles is not None and public_model is not None and public.counts.any():
             ratios = self.profiles.ratios(public_model.table, blocks, public)
@@ -159,7 +161,7 @@ class Decipherment(Solver):
         leaked_pairs, alias_count = np.empty((0, 2), np.int64), knowledge.alias_count
         if knowledge.pairs is not None:
             leaked_pairs = cribs.consistent_pairs(knowledge.pairs, alias_count=alias_count)
-        constant_pairs = cribs.pairs_at_constant_positions(texts, required(knowledge.corpus), self.template)
+        constant_pairs = cribs.pairs_at_constant_positions(texts, require_known(knowledge.corpus), self.template)
         constant_pairs = cribs.consistent_pairs(constant_pairs, knowledge.candidates, alias_count)
         is_new = ~np.isin(constant_pairs[:, 0], leaked_pairs[:, 0]) & ~np.isin(constant_pairs[:, 1], leaked_pairs[:, 1])
         return np.concatenate([leaked_pairs, constant_pairs[is_new]])

@@ -34,7 +34,7 @@ from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import NO_BELIEF
-from milkglass.threat.knowledge import required
+from milkglass.threat.knowledge import require_known
 
 CLINGING = frozenset(".,;:!?')]}%")  # characters that are written without a space before them
 OPENING = frozenset("'([{$#")  # characters that are written without a space after them
@@ -166,7 +166,7 @@ class CausalReader:
         if family_of(public.config).kind == "decoder":
             return cls(public, Spelling.identity(size), budget)
         folder = resolve_model(name)
-        own_tokenizer = tokenizer_of(required(public.folder))
+        own_tokenizer = tokenizer_of(require_known(public.folder))
         common = np.argsort(-corpus.counts(size), kind="stable").tolist()
         anchor = next((token for token in common if own_tokenizer.decode([token]).isalpha()), common[0])
         spelling = Spelling.from_tokenizers(own_tokenizer, tokenizer_of(folder), size, anchor)
