@@ -131,7 +131,8 @@ def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "2 classes: billing 50, urgent 50",
         "warning: `milkglass compare` asks about 40 of these rows, which tell differences of about 21 points or more "
-        "from chance; with four times as many rows, half of that. "
+        "from chance if two ways answer a quarter of them otherwise (it counts them); with four times as many rows, "
+        "half of that. "
         "With less than a thousand rows there may be no verdict",
         f"next: milkglass compare demo:minilm {out} --quick",
     ]
@@ -154,6 +155,23 @@ def test_what_a_spreadsheet_writes_otherwise_is_said(tmp_path: Path) -> None:
         "100 of 100 texts begin and end with quotation marks"
         in call("data", quoted, "--out", tmp_path / "q.jsonl").stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_said"),
+    [
+        ("Israel #39;s rule", True), ("R&amp;D", True), ("&lt;b&gt;", True), ("quot;so quot;", True),
+        ("#39 is her number; so", False), ("salt & pepper", False),
+    ],
+)  # fmt: skip
+def test_texts_with_html_escapes_are_pointed_out(mark: str, is_said: bool, tmp_path: Path) -> None:
+    """Their pieces count as words and numbers, of which each would be read."""
+    source = tmp_path / "mine.csv"
+    with source.open("w", newline="", encoding="utf-8") as file:
+        rows = ((f"{mark if i < 30 else 'a rule'} and case {i}", str(i % 2)) for i in range(900))
+        csv.writer(file).writerows([("text", "label"), *rows])
+    said = call("data", source, "--out", tmp_path / "rows.jsonl").stderr
+    assert ("30 of 900 texts have characters that are escaped as in HTML" in said) == is_said
 
 
 @pytest.mark.parametrize("form", ["lines", "list"])

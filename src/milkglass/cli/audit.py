@@ -370,7 +370,7 @@ def report_text(audit: Audit, page: Path, resume_command: str = "") -> str:
             table_text(rows),
             "",
             *([f"- {SMALL_SAMPLE_NOTE.format(audit.text_count)}"] if audit.text_count < SMALL_SAMPLE else []),
-            *(f"- {warning.title}: {warning.raised_if}" for warning in audit.findings),
+            *(f"- {warning.title} (shown where {warning.raised_if})" for warning in audit.findings),
             "",
             f"page: {page}",
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from milkglass.rows.examples import Summary
 
 MAX_QUOTED_SHARE = 0.02  # of the texts of a TSV; if more stand in quotation marks, it is said
+MAX_ESCAPED_SHARE = 0.02  # of the texts; if more have characters that are escaped as in HTML, it is said
+# Such as "&amp;" and "&#39;", or what is left where "&" was removed: "#39;", "quot;"
+HTML_ESCAPE_PATTERN = re.compile(r"&?#\d{2,5};|&(?:amp|lt|gt|quot|apos|nbsp);|\b(?:amp|lt|gt|quot|apos|nbsp);")
 DIFFERING_SHARE, FIVE_WAYS_Z = 0.25, 2.6  # see `_few_rows_warning`
 MAX_UNSAID_DIFFERENCE = 0.1  # of right answers; rows that tell only larger differences are pointed out
 
@@ -101,7 +105,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     if as_json or reader is not read_examples:
         return
     summary = summarise(out)
-    if warning := _quotes_warning(source, out):
+    for warning in filter(None, (_quotes_warning(source, out), _escapes_warning(out))):
         note(warning)
     if LanguageTally.of(row.text for row in read_examples(out)).has_foreign_texts():
         note(f"warning: {FOREIGN_TEXTS}")
@@ -141,6 +145,20 @@ def _quotes_warning(source: DataFile, out: Path) -> str:
     )
 
 
+def _escapes_warning(rows: Path) -> str:
+    """Returns a warning if many texts have characters that are escaped as in HTML, else ""."""
+    from milkglass.rows.examples import read_examples
+
+    found = [HTML_ESCAPE_PATTERN.search(row.text or "") for row in read_examples(rows)]
+    escapes = [match.group() for match in found if match is not None]
+    if not escapes or len(escapes) < MAX_ESCAPED_SHARE * len(found):
+        return ""
+    return (
+        f"warning: {len(escapes):,} of {len(found):,} texts have characters that are escaped as in HTML, such as "
+        f"{escapes[0]!r}; they count among the words and numbers that are read: decode them first"
+    )
+
+
 def _few_rows_warning(different_count: int) -> str:
     """Returns a warning if a comparison of so many rows can tell large differences of its ways only, else "".
 
@@ -156,8 +174,9 @@ def _few_rows_warning(different_count: int) -> str:
         return ""
     return (
         f"warning: `milkglass compare` asks about {asked} of these rows, which tell differences of about "
-        f"{100 * smallest_difference:.0f} points or more from chance; with four times as many rows, half of that. With "
-        "less than a thousand rows there may be no verdict"
+        f"{100 * smallest_difference:.0f} points or more from chance if two ways answer a quarter of them "
+        "otherwise (it counts them); with four times as many rows, half of that. With less than a thousand rows there "
+        "may be no verdict"
     )
 
 

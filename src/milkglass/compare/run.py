@@ -129,7 +129,7 @@ def compare(
         compared = replace(compared, over_commonest=over_commonest)
     compared = replace(compared, smaller_ways=_smaller_ways(settings, compared, answers))
     if kept_folder is not None:
-        on_begin(f"the best model, to be kept in {kept_folder}")
+        on_begin(f"the model that is kept in {kept_folder}")
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
         best_with_model = candidates.best_local_with_model
         if best_with_model is not None and (note := run.keep_model(best_with_model.name, kept_folder)):
