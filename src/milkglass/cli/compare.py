@@ -47,8 +47,7 @@ def compare(
         typer.Option(
             "--quick",
             help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of each file and "
-            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm 10 to 15 minutes on two cores that do "
-            "nothing else.",
+            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm 10 to 30 minutes on two cores.",
         ),
     ] = False,
     budget: Annotated[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -105,9 +106,10 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     if as_json or reader is not read_examples:
         return
     summary = summarise(out)
-    for warning in filter(None, (_quotes_warning(source, out), _escapes_warning(out))):
+    texts = [row.text for row in read_examples(out)]
+    for warning in filter(None, (_quotes_warning(source, texts), _escapes_warning(texts))):
         note(warning)
-    if LanguageTally.of(row.text for row in read_examples(out)).has_foreign_texts():
+    if LanguageTally.of(texts).has_foreign_texts():
         note(f"warning: {FOREIGN_TEXTS}")
     if summary.labels:
         note(classes_text(summary))
@@ -128,14 +130,12 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
         note(_next_step(summary, out, different_count))
 
 
-def _quotes_warning(source: DataFile, out: Path) -> str:
+def _quotes_warning(source: DataFile, texts: Sequence[str]) -> str:
     """Returns a warning if many texts of a TSV stand in quotation marks, as a spreadsheet writes them, else ""."""
-    from milkglass.rows.examples import read_examples
     from milkglass.rows.tables import quotes_are_text
 
     if not quotes_are_text(source.path, source.delimiter or "\t"):
         return ""
-    texts = [row.text for row in read_examples(out)]
     quoted_count = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in texts)
     if quoted_count < MAX_QUOTED_SHARE * len(texts):
         return ""
@@ -145,17 +145,14 @@ def _quotes_warning(source: DataFile, out: Path) -> str:
     )
 
 
-def _escapes_warning(rows: Path) -> str:
+def _escapes_warning(texts: Sequence[str]) -> str:
     """Returns a warning if many texts have characters that are escaped as in HTML, else ""."""
-    from milkglass.rows.examples import read_examples
-
-    found = [HTML_ESCAPE_PATTERN.search(row.text or "") for row in read_examples(rows)]
-    escapes = [match.group() for match in found if match is not None]
-    if not escapes or len(escapes) < MAX_ESCAPED_SHARE * len(found):
+    escapes = [match.group() for text in texts if (match := HTML_ESCAPE_PATTERN.search(text)) is not None]
+    if not escapes or len(escapes) < MAX_ESCAPED_SHARE * len(texts):
         return ""
     return (
-        f"warning: {len(escapes):,} of {len(found):,} texts have characters that are escaped as in HTML, such as "
-        f"{escapes[0]!r}; they count among the words and numbers that are read: decode them first"
+        f"warning: {len(escapes):,} of {len(texts):,} texts have characters that are escaped as in HTML, such as "
+        f"{escapes[0]!r}; they count among the words and numbers that are read: replace them first"
     )
 
 
