@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_QUOTED_SHARE = 0.02  # of the texts of a TSV; if more stand in quotation marks, it is said
 MAX_ESCAPED_SHARE = 0.02  # of the texts; if more have characters that are escaped as in HTML, it is said
 # Such as "&amp;" and "&#39;", or what is left where "&" was removed: "#39;", "quot;"
-HTML_ESCAPE_PATTERN = re.compile(r"&?#\d{2,5};|&(?:amp|lt|gt|quot|apos|nbsp);|\b(?:amp|lt|gt|quot|apos|nbsp);")
+HTML_ESCAPE_PATTERN = re.compile(r"&?#\d{2,5};|&?\b(?:amp|lt|gt|quot|apos|nbsp);")
 DIFFERING_SHARE, FIVE_WAYS_Z = 0.25, 2.6  # see `_few_rows_warning`
 MAX_UNSAID_DIFFERENCE = 0.1  # of right answers; rows that tell only larger differences are pointed out
 
