@@ -14,8 +14,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.defence_scene import _matching_places, _pieces, replaced_and_cut, scene_of, sent_and_original
+from milkglass.audit.plan import strongest_attacks
 from milkglass.audit.report.findings import all_findings
+from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import ALIKE
 from milkglass.client.codec.codec import Codec
 from milkglass.defences.catalogue import defence_of
@@ -26,6 +29,7 @@ from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.sequences import Ids, Sequences
+from milkglass.threat.budget import Budget
 from milkglass.threat.defence import Client, LabelledTexts, Server
 from milkglass.threat.guess import NO_BELIEF, Guess
 from milkglass.threat.observations import Activations, Observation, Tokens
@@ -146,6 +150,38 @@ def test_nothing_replaced_is_read_whole(base: Checkpoint, words: Path, tmp_path:
     scene = scene_of(base, client, server, tiny.TEXTS, {})
     table = np.arange(scene.transcript.vocab_size)[:, None]
     assert score(Guess(by_id=table), scene.truth, np.random.default_rng(0)).measures["tokens top-1"].value == 1.0
+    begun, attacks = list[str](), {name: ATTACKS[name] for name in ("knn", "as-it-is", "cluster-solve", "decipherment")}
+    options = RunOptions(on_begin=begun.append, ends_when_all_is_read=True)
+    results = run(scene, attacks, None, Budget(60), 0, options=options).results
+    assert begun == [ATTACKS["as-it-is"].title], "nothing is left to be read by others"
+    assert {result.attack: result.state for result in results} == {
+        "as-it-is": "done", **dict.fromkeys(("knn", "cluster-solve", "decipherment"), "does not apply"),
+    }  # fmt: skip
+
+
+def test_attacks_that_recover_ids_read_no_more_of_public_ids_than_is_sent(
+    base: Checkpoint, words: Path, tmp_path: Path
+) -> None:
+    entry = {"sanitizer": "custext", "epsilon": 3.0, "k": 3, "words": "words.txt"}
+    client, server = defence_of(entry, words.parent).split(base, None, bytes(32), tmp_path / "s")
+    scene = scene_of(base, client, server, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
+    useful = strongest_attacks(scene, ATTACKS)
+    assert {"as-it-is", "channel", "mask-filling"} <= {*useful}
+    others = {name: attack for name, attack in ATTACKS.items() if attack.recovers_ids and name not in useful}
+    quick = {name: attack for name, attack in others.items() if not attack.min_seconds}
+    results = run(scene, {"as-it-is": ATTACKS["as-it-is"], **quick}, None, Budget(60), 0).results
+    share_of = {one.attack: one.measures["tokens top-1"].value for one in results if one.state == "done"}
+    assert {"cluster-solve", "knn", "decipherment"} <= {*share_of}
+    assert max(share_of.values()) == share_of["as-it-is"] < 1
+
+
+def test_attacks_that_recover_ids_stay_where_ids_are_scrambled(base: Checkpoint, tmp_path: Path) -> None:
+    client, server = defence_of({"scheme": "sentinel"}, tmp_path).split(base, None, bytes(32), tmp_path / "s")
+    scene = scene_of(base, client, server, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
+    useful = strongest_attacks(scene, ATTACKS)
+    assert {*useful} == {name for name, attack in ATTACKS.items() if not attack.baseline}
+    without_text = scene_of(base, client, server, tiny.TEXTS[:2], {})
+    assert {*strongest_attacks(without_text, ATTACKS)} == {*ATTACKS}, "a baseline may read most then"
 
 
 def tokens() -> list[str]:

@@ -97,7 +97,9 @@ def _words_scene(
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         adversaries.append(Adversary.with_text(name, Knowledge(corpus=public_ids[name], rehearse=rehearse)))
     observations = (*server.stored_observations(), Tokens(sent))
-    return public_scene(base, client.codec, observations, truth, private, adversaries, scheme=dict(client.document))
+    return public_scene(
+        base, client.codec, observations, truth, private, adversaries, sends_ids=True, scheme=dict(client.document)
+    )
 
 
 def _states_scene(
@@ -222,6 +224,7 @@ def public_scene(
     private: Sequence[str] | None,
     adversaries: Iterable[Adversary],
     size: int | None = None,
+    sends_ids: bool = False,
     **details: Any,
 ) -> Scene:
     """Returns a scene in public ids, in which the public model itself is attacked.
@@ -234,6 +237,7 @@ def public_scene(
         private: the texts, in which names and numbers are marked. None: they are not marked.
         adversaries: the attackers with text.
         size: how many ids can be sent. None: the model's.
+        sends_ids: whether public ids are sent, perhaps those of other words.
         details: further fields of `Scene`.
     """
     size, public = size or len(codec.sigma), Model.open(base.folder)
@@ -241,7 +245,7 @@ def public_scene(
     def simulate(seed: int) -> tuple[Model, Ids]:
         return public, np.arange(size, dtype=np.int64)
 
-    without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate))
+    without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate, has_public_ids=sends_ids))
     no_marks = np.zeros(len(truth.tokens.ids), np.bool_)
     names, numbers = (no_marks, no_marks) if private is None else name_and_number_masks(codec, private, truth.tokens)
     texts = EncodedTexts(truth.sent, truth.tokens, names, numbers)

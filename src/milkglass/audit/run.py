@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -32,6 +32,7 @@ from milkglass.threat.observations import Transcript
 from milkglass.threat.truth import score
 
 OnResult = Callable[[AttackResult], None]
+ALL_READ_REASON = "an attack before it read every token that was sent"
 ENDED_REASON = "it was ended when the budget was spent, before it had read anything: give a longer --budget"
 # An attack with its own budget is ended after so many times that budget and so many seconds more
 OVERTIME_FACTOR, OVERTIME_SECONDS = 1.5, 2.0
@@ -50,12 +51,14 @@ class RunOptions:
         deadline: a budget of wall-clock seconds. An attack that still runs when it is spent is ended and has no result.
             None: no attack is ended.
         on_begin: receives the title of each attack when it begins.
+        ends_when_all_is_read: whether no attack begins after one that read every token that was sent.
     """
 
     requires_min_seconds: bool = True
     next_budget: Callable[[], Budget] | None = None
     deadline: Budget | None = None
     on_begin: Callable[[str], None] = lambda title: None
+    ends_when_all_is_read: bool = False
 
 
 RECIPE_OPTIONS = RunOptions(requires_min_seconds=False)
@@ -119,7 +122,7 @@ class _Chain:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runs single attacks and the chain. The fields are the arguments of `run`."""
+    """Runs single attacks and the chain. The fields are the arguments of `run`, and the results so far."""
 
     scene: Scene
     store: ResumeStore | None
@@ -127,6 +130,7 @@ class _Runner:
     seed: int
     on_result: OnResult
     options: RunOptions
+    results: list[AttackResult] = field(default_factory=list)
 
     def run_chain(self, turns: Sequence[AttackTurn]) -> _Chain:
         """Runs the solvers. If an attack can undo a part of the scheme, they start from what it leaves."""
@@ -200,7 +204,7 @@ class _Runner:
             return None
         result, reading = stored
         self.budget.spend(result.seconds)
-        self.on_result(result)
+        self._add_result(result)
         return FinishedAttack(result, reading=reading)
 
     def _run_attack(
@@ -230,8 +234,16 @@ class _Runner:
             finished = FinishedAttack(replace(result, state="failed", reason=fault))
         if finished.result.state == "done" and self.store is not None:
             self.store.write_result(turn.file_name(adversary), finished.result, finished.reading)
-        self.on_result(finished.result)
+        self._add_result(finished.result)
         return finished
+
+    def _add_result(self, result: AttackResult) -> None:
+        self.results.append(result)
+        self.on_result(result)
+
+    def _is_all_read(self) -> bool:
+        """Returns whether an attack read every token that was sent."""
+        return any(not result.of_outputs and result.value("tokens top-1") == 1.0 for result in self.results)
 
     def _attack_and_grade(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, make_guess: MakeGuess,
@@ -241,6 +253,8 @@ class _Runner:
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
             return FinishedAttack(replace(result, state="does not apply", reason=reason))
+        if self.options.ends_when_all_is_read and not turn.attack.of_outputs and self._is_all_read():
+            return FinishedAttack(replace(result, state="does not apply", reason=ALL_READ_REASON))
         if reason := turn.why_late(self.budget.left()):
             return FinishedAttack(replace(result, reason=reason))
         self.options.on_begin(turn.attack.title)

@@ -19,6 +19,7 @@ from milkglass.audit.audit import example_indices, floors_of, read_example
 from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import cap_torch_threads
 from milkglass.audit.outcome import AttackResult, strongest
+from milkglass.audit.plan import strongest_attacks
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
@@ -66,6 +67,8 @@ def attack_halves(
 ) -> Reading:  # fmt: skip
     """Attacks the texts `settings.rows.attacked_texts` through the halves of one way, and returns what is read.
 
+    Attacks that read no more than others are left out (`strongest_attacks`). None begins after one that read all.
+
     All attackers have the server's half. One has no text, one has `public`, and one has the training texts
     `settings.rows.attacker_texts`.
 
@@ -85,12 +88,14 @@ def attack_halves(
     private, corpora = settings.rows.attacked_texts, {OTHER: list(public), ALIKE: settings.rows.attacker_texts}
     held_corpora = {who: texts for who, texts in corpora.items() if texts}
     scene = scene_of(settings.base, cell.client, cell.server, private, held_corpora)
+    attacks = strongest_attacks(scene, attacks)
     signatures = [signature(attack) for attack in attacks.values()]
     texts = _digest([*private, "", *public])
     identity = {"cell": cell.name, "texts": texts, "attacks": signatures, "code": code_digest()}
     with cap_torch_threads():
         folder = work_folder / _digest([json.dumps(identity)])[:12]
-        store, options = ResumeStore.open(folder, identity), RunOptions(deadline=deadline, on_begin=on_begin)
+        store = ResumeStore.open(folder, identity)
+        options = RunOptions(deadline=deadline, on_begin=on_begin, ends_when_all_is_read=True)
         finished = run(scene, attacks, store, budget, settings.seed, progress, options)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None

@@ -72,6 +72,8 @@ class Attack(abc.ABC):
         runs_first: whether an audit runs the attack before those that use up its budget: it undoes the scheme itself
             where it applies, or takes next to no time.
         of_outputs: whether the guess is about what was generated, not about what was sent.
+        recovers_ids: whether the attack only finds which public id each scrambled id stands for. Where the public ids
+            themselves are sent, it reads nothing but what was sent.
         finding: the texts "title", "raised_if", "explanation" and "change" of a finding that a report has if the attack
             reads 10 % of the content tokens or more: Jinja templates that are filled with `scene` and `result`. None:
             the attack has no finding of its own.
@@ -87,6 +89,7 @@ class Attack(abc.ABC):
     baseline: ClassVar[bool] = False
     runs_first: ClassVar[bool] = False
     of_outputs: ClassVar[bool] = False
+    recovers_ids: ClassVar[bool] = False
     uses: ClassVar[frozenset[str]] = frozenset()
     finding: ClassVar[Mapping[str, str] | None] = None
 

@@ -51,6 +51,7 @@ class NearestRows(Attack):
     """
 
     sees = frozenset({Weights})
+    recovers_ids = True
     assumes = frozenset({"public_model"})
     k: int
 

@@ -129,6 +129,7 @@ class KnownWeight(Preprocessor):
     name = "known-weight"
     title = "Known weights undo the layers' transformation"
     cost = Cost(per_trillion_products=60)
+    recovers_ids = True
     paper = papers.own_paper("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})

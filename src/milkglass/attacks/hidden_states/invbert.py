@@ -169,6 +169,7 @@ class InvBert(Attack):
     name = "invbert"
     title = "Inversion model"
     baseline = True
+    recovers_ids = True
     paper = papers.INVBERT.with_deviations(
         "The inversion model starts from the public model and its table, not from BERT-base.",
         "Batches hold sentences of one length, at most `batch_size` of them.",

@@ -37,6 +37,7 @@ class ChosenAnswers(Attack):
     sees = frozenset({Tokens, Outputs})
     assumes = frozenset({"answers"})
     cost = Cost(per_million_tokens=1.0)
+    recovers_ids = True
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
         if any(outputs.prompts is None for outputs in transcript.all(Outputs)):

@@ -38,6 +38,7 @@ class ClusterConditional(Attack):
     name = "cluster-conditional"
     title = "The commonest token of each cluster"
     baseline = True
+    recovers_ids = True
     paper = papers.own_paper(
         "What the promise of one chance in k takes for granted",
         "measured against Lin et al., Findings of ACL 2025, section 4",

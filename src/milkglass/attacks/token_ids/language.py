@@ -75,6 +75,7 @@ class LanguageModel(Solver):
     name = "language-model"
     title = "Language model over the candidates"
     cost = Cost(12, per_million_sent=2700, per_million_tokens=29)
+    recovers_ids = True
     paper = papers.NEURAL_DECIPHERMENT.with_deviations(
         "The attack is ours; decipherment by a neural language model is the paper's.",
         "They score partial keys in a beam search; here evidence for single ids joins a mean field.",

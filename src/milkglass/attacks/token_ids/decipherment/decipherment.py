@@ -102,6 +102,7 @@ class Decipherment(Solver):
     name = "decipherment"
     title = "Corpus decipherment"
     cost = Cost(per_1000_rows=0.11, per_million_tokens=29)
+    recovers_ids = True
     paper = papers.SUBSTITUTION_CIPHERS.with_deviations(
         "The attack is ours; the idea of a jointly solved substitution is the paper's.",
         "The relaxation runs over token ids, inside candidate groups or over a growing set of frequent ids.",
