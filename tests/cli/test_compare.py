@@ -1064,7 +1064,7 @@ def test_a_kept_model_of_scores_gives_them_in_any_library_in_the_users_unit(tmp_
 
 
 def read_by(attack: Any, folder: Path, **options: Any) -> Reading:
-    """Returns what this attack reads of replaced words, after one that counts tokens."""
+    """Returns what this attack reads of replaced words, after one that reads them as they are."""
     base = Checkpoint.open(tiny.save("bert", folder / "bert"))
     own = ComparisonRows.read(DataFile(written(folder / "rows.jsonl", rows(0, 100))), None, 0)
     settings = ComparisonSettings("m", base, base.digest(), own, Hyperparameters(), 0, folder / "cells", 1, print)
@@ -1072,7 +1072,7 @@ def read_by(attack: Any, folder: Path, **options: Any) -> Reading:
         base, own.train, bytes(32), folder / "server"
     )
     cell: Any = SimpleNamespace(name="x", client=client, server=server)
-    attacks = {"tfa": ATTACKS["tfa"], "channel": attack}
+    attacks = {"as-it-is": ATTACKS["as-it-is"], "channel": attack}
     return readings.attack_halves(settings, cell, [], Budget.of_work(60), folder / "work", attacks=attacks, **options)
 
 
