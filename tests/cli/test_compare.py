@@ -1095,6 +1095,7 @@ def test_an_attack_that_never_asks_its_budget_is_ended_by_the_clock(tmp_path: Pa
     deadline = Budget(60.0, clock=lambda: 59.0 if finished else 0.0)
     found = read_by(Endless(), tmp_path, clock_seconds=60.0, deadline=deadline, progress=finished.append)
     assert found.cut and found.tokens is not None and found.tokens.value > 0, "what was read before stays"
+    assert any("not begun or cut short" in one and ATTACKS["channel"].title in one for one in found.more)
 
 
 def test_a_way_that_cannot_be_run_here_is_a_row_and_the_others_are_run(

@@ -100,8 +100,11 @@ def attack_halves(
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
     failed = [result for result in finished.results if result.state == "failed"]
-    is_cut = bool(failed) or any(result.cut or result.state == "not run" for result in finished.results)
+    unfinished = dict.fromkeys(result.title for result in finished.results if result.cut or result.state == "not run")
+    is_cut = bool(failed or unfinished)
     faults = tuple(f"{result.title} failed, and may read more: {result.reason}" for result in failed)
+    if unfinished:
+        faults += (f"not begun or cut short, and may read more: {', '.join(unfinished)}",)
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
