@@ -67,6 +67,7 @@ def share(guess: np.ndarray, original: Sequences) -> float:
     return float((guess[:, 0] == original.ids)[several].mean())
 
 
+@pytest.mark.slow
 def test_it_reads_what_stands_far_away_and_the_chain_does_not(publics: list[Model]) -> None:
     original, shares = texts(60, 2), []
     for public in publics:

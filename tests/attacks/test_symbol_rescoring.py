@@ -47,15 +47,19 @@ START = FIRST + FILLERS  # of the words
 PRIVATE = written(40, 2)
 
 
+def trained_llama(seed: int) -> LlamaForCausalLM:
+    return trained(N, written(5000, 1), 300, fillers=True, seed=seed)
+
+
 @pytest.fixture(scope="module")
-def llamas() -> list[LlamaForCausalLM]:
+def llama() -> LlamaForCausalLM:
+    return trained_llama(0)
+
+
+@pytest.fixture(scope="module")
+def llamas(llama: LlamaForCausalLM) -> list[LlamaForCausalLM]:
     """How well one of them learns differs by its seed and by the processor."""
-    return [trained(N, written(5000, 1), 300, fillers=True, seed=seed) for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def llama(llamas: list[LlamaForCausalLM]) -> LlamaForCausalLM:
-    return llamas[0]
+    return [llama, trained_llama(1), trained_llama(2)]
 
 
 def members() -> list[Ids]:
@@ -86,6 +90,7 @@ def share(guess: Guess) -> float:
     return float((guess.by_token[:, 0] == PRIVATE.ids)[asked].mean())
 
 
+@pytest.mark.slow
 def test_it_reads_what_the_decoder_has_not_learnt(
     encoder: Model, llamas: list[LlamaForCausalLM], tmp_path: Path
 ) -> None:
@@ -100,6 +105,7 @@ def test_it_reads_what_the_decoder_has_not_learnt(
     assert np.median(more) > 0.1
 
 
+@pytest.mark.slow
 def test_a_causal_public_model_reads_for_itself(llamas: list[LlamaForCausalLM]) -> None:
     more = [share(read(view(one), "not asked for")) - share(read(view(one), None)) for one in llamas]
     assert np.median(more) > 0.1

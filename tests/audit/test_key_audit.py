@@ -37,6 +37,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_it_finds_what_the_command_finds(owner: Owner, texts: Path, tmp_path: Path) -> None:
     threads, stages = torch.get_num_threads(), list[str]()
 

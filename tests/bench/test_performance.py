@@ -40,6 +40,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(out.read_text("utf-8")))
 
 
+@pytest.mark.slow
 def test_a_result_says_what_was_measured_and_where(result: dict[str, Any]) -> None:
     assert result["recipe"] == "performance" and result["quick"]
     assert {"machine", "cores", "versions", "load", "made", "parts"} <= result.keys()
@@ -50,11 +51,13 @@ def test_a_result_says_what_was_measured_and_where(result: dict[str, Any]) -> No
         assert len(one["ours"]) == len(one["other"]) == 2
 
 
+@pytest.mark.slow
 def test_a_partial_or_quick_run_leaves_the_shipped_result(result: dict[str, Any]) -> None:
     shipped = ROOT / "recipes" / "results" / "performance.json"
     assert not shipped.is_file() or not json.loads(shipped.read_text("utf-8"))["quick"]
 
 
+@pytest.mark.slow
 def test_the_page_is_filled_from_a_result(frame: dict[str, ModuleType], result: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "performance.md").write_text((ROOT / "docs" / "performance.md").read_text("utf-8"), "utf-8")
     kinds = [(work, axis) for work in ("obfuscation", "top-k") for axis in "ndk"]

@@ -219,6 +219,7 @@ def decoder_key(made: Path, folder: Path, stub: Stub) -> Path:
     return folder / "k"
 
 
+@pytest.mark.slow
 def test_a_comparison_has_a_decoder_as_the_servers_classifier(tmp_path: Path) -> None:
     for split, seed, count in (("train", 1, 240), ("dev", 2, 60)):
         lines = [f"{one['text']}\t{int(one['label'] == 'clinic-desk')}\n" for one in rows(seed, count)]
@@ -264,6 +265,7 @@ def test_verify_decode_jobs_and_the_same_key_again(made: Path, tmp_path: Path) -
     refused(call(*run), 2, "the map of a coarse vocabulary is kept")
 
 
+@pytest.mark.slow
 def test_an_audit_grades_the_guess_of_the_commonest_token(made: Path, tmp_path: Path) -> None:
     run = ("audit", "--key", made / "k", "--text", made / "train.jsonl", "--out", tmp_path / "audit", "--budget", "10m")
     answer = document(call(*run, "--json"))

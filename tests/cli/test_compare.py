@@ -444,6 +444,7 @@ def test_every_way_is_compared_with_the_commonest_class(tmp_path: Path) -> None:
     assert nothing is not None and nothing.value < 0 and _over_commonest(settings, []) is None
 
 
+@pytest.mark.slow
 def test_the_page_has_the_command_that_tries_a_larger_model(tmp_path: Path) -> None:
     """It keeps that model in a folder of its own: the smaller one may be as good, and quicker."""
     data = written(tmp_path / "rows.jsonl", rows(0, 100))

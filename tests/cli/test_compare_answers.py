@@ -265,6 +265,7 @@ def few_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_ways_of_writing_are_compared_and_a_second_run_takes_them_over(tmp_path: Path) -> None:
     base, data, out = model(tmp_path / "model"), written(tmp_path / "rows.jsonl", instructions(130)), tmp_path / "out"
     run = ("compare", base, data, "--out", out, *SMALL, "--ways", "untuned,alone,linear,cmif,orthogonal,plain",

@@ -92,12 +92,11 @@ def agreeing(here: Guess, there: Guess) -> float:
 @pytest.mark.parametrize(
     "attack",
     [
-        InvBert(layer=1, depth=1, learning_rate=4e-3, epochs=2),
-        SDA(epochs=1, steps=3),
-        MLC(epochs=3),
-        KNN(),
+        pytest.param(InvBert(layer=1, depth=1, learning_rate=4e-3, epochs=2), id="invbert", marks=pytest.mark.slow),
+        pytest.param(SDA(epochs=1, steps=3), id="sda", marks=pytest.mark.slow),
+        pytest.param(MLC(epochs=3), id="mlc"),
+        pytest.param(KNN(), id="knn"),
     ],
-    ids=lambda one: one.name,
 )
 def test_attacks_on_an_encoder(attack: Attack, other: str, bert: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 99 of 100 readings are the same; the words of MLC are all the same."""
@@ -200,12 +199,20 @@ def _step(name: str, task: Any) -> SharedStep:
 @pytest.mark.parametrize(
     "attack",
     [
-        DAGER(), FreeTokens(), SurvivingEntries(evaluations=20, starts=4), DLG(steps=3), TAG(steps=3),
-        LAMP(starts=4, steps=6, every=3, proposals=4),
-        GRAB(starts=4, permutations=4, steps=4, watch=2, pool=3, beam=2, sweeps=1),
+        pytest.param(DAGER(), id="dager"),
+        pytest.param(FreeTokens(), id="free-tokens"),
+        pytest.param(DLG(steps=3), id="dlg"),
+        pytest.param(TAG(steps=3), id="tag"),
+        *(
+            pytest.param(attack, id=attack.name, marks=pytest.mark.slow)
+            for attack in (
+                SurvivingEntries(evaluations=20, starts=4),
+                LAMP(starts=4, steps=6, every=3, proposals=4),
+                GRAB(starts=4, permutations=4, steps=4, watch=2, pool=3, beam=2, sweeps=1),
+            )
+        ),
     ],
-    ids=lambda one: one.name,
-)  # fmt: skip
+)
 def test_attacks_on_gradients(
     attack: Attack, name: str, task: Any, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

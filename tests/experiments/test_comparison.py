@@ -196,6 +196,7 @@ def test_a_run_goes_on_and_cells_are_shared(
     assert set(changed) <= {"spec.json", "lock"}  # nothing was split, trained or asked again
 
 
+@pytest.mark.slow
 def test_without_attacks_a_cells_answers_are_enough(
     done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_result_keeps_the_predictions(done: tuple[Path, dict[str, Any]], data:
     assert unpack_answers(pack_answers(np.array([0, 700]))).tolist() == [0, 700]
 
 
+@pytest.mark.slow
 def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: Path, tmp_path: Path) -> None:
     """The tuned table is another one; with a rate that tears it apart nearest neighbours lose it."""
     text = recipe.read_text("utf-8").replace("rows = 8\n", 'rows = 8\ntables = "both"\n', 1)

@@ -283,6 +283,7 @@ def test_a_pack_is_unpacked_run_killed_and_gone_on_with(checkout: Path, data: Pa
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_nothing_runs_or_is_packed_from_a_changed_checkout(checkout: Path, data: Path, tmp_path: Path) -> None:
     stray = checkout / "src" / "milkglass" / "stray.py"
     stray.write_text("")

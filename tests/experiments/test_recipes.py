@@ -439,6 +439,7 @@ def test_attackers_may_see_a_share_of_what_is_sent(tmp_path: Path) -> None:
         path.write_text(path.read_text("utf-8").replace(f"observed = {wrong}", "observed = 0.25"), "utf-8")
 
 
+@pytest.mark.slow
 def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
     path = write_attacks(tmp_path, NAMED)
     assert run(path, tmp_path, tmp_path / "out", 1) == 0
@@ -463,6 +464,7 @@ def test_attacks_have_names_parameters_and_leaked_text(tmp_path: Path) -> None:
         run(path, tmp_path, tmp_path / "out", 1)
 
 
+@pytest.mark.slow
 def test_an_attack_that_its_budget_cut_fails_the_recipe_and_what_ended_is_kept(tmp_path: Path) -> None:
     path = write_attacks(tmp_path, NAMED.replace("= 600", "= 6").replace("steps = 1", "training = 1.0, epochs = 9999"))
     with pytest.raises(UsageError, match="sda, K_A=2 by same .*(not run|did not end)"):

@@ -64,6 +64,7 @@ def test_every_entry_conforms(site: Path, home: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_key_of_its_scheme_is_made_audited_and_reopened_and_asks_for_the_package(site: Path, home: Path) -> None:
     made = milkglass(site, "obfuscate", "bert", "out", "--key", "k.mgkey", "--scheme", "row-scaling", cwd=home)
     assert made.returncode == 0, made.stderr
@@ -138,6 +139,7 @@ print(json.dumps([audit.best.value("tokens top-1"), sorted(ATTACKS.package_entri
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_and_the_lab_find_them(site: Path, home: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(

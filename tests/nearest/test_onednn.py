@@ -32,6 +32,7 @@ def test_a_packed_weight_gives_the_same_products(shape: tuple[int, int], rows: i
     assert ((found - expected).abs() <= 2 * torch.finfo(kind).eps * summed).all()
 
 
+@pytest.mark.slow
 def test_a_limit_on_instructions_is_kept() -> None:
     """In a process of its own: oneDNN reads it once."""
     code = (

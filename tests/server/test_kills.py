@@ -84,6 +84,7 @@ def test_a_worker_that_ends_while_no_server_runs(tmp_path: Path, folders: dict[s
             assert client.post("/classify", json={"model": name, "input": [1]}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_real_fine_tune_resumes_from_its_checkpoint(tmp_path: Path, folders: dict[str, Path]) -> None:
     """Server and worker are both killed; what the transcript then holds is checked as well."""
     home = tmp_path / "home"
