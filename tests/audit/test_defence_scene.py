@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.defence_scene import _matching_places, _pieces, replaced_and_cut, scene_of, sent_and_original
-from milkglass.audit.plan import strongest_attacks
+from milkglass.audit.plan import without_id_recovery
 from milkglass.audit.report.findings import all_findings
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import ALIKE
@@ -28,11 +28,12 @@ from milkglass.errors import UsageError
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.models.checkpoint import Checkpoint
+from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.budget import Budget
 from milkglass.threat.defence import Client, LabelledTexts, Server
 from milkglass.threat.guess import NO_BELIEF, Guess
-from milkglass.threat.observations import Activations, Observation, Tokens
+from milkglass.threat.observations import Activations, Observation, Tokens, Weights
 from milkglass.threat.truth import score
 from tests import tiny
 
@@ -165,23 +166,53 @@ def test_attacks_that_recover_ids_read_no_more_of_public_ids_than_is_sent(
     entry = {"sanitizer": "custext", "epsilon": 3.0, "k": 3, "words": "words.txt"}
     client, server = defence_of(entry, words.parent).split(base, None, bytes(32), tmp_path / "s")
     scene = scene_of(base, client, server, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
-    useful = strongest_attacks(scene, ATTACKS)
-    assert {"as-it-is", "channel", "mask-filling"} <= {*useful}
-    others = {name: attack for name, attack in ATTACKS.items() if attack.recovers_ids and name not in useful}
-    quick = {name: attack for name, attack in others.items() if not attack.min_seconds}
-    results = run(scene, {"as-it-is": ATTACKS["as-it-is"], **quick}, None, Budget(60), 0).results
+    useful = without_id_recovery(scene, ATTACKS)
+    assert {*useful} == {name for name, attack in ATTACKS.items() if not attack.recovers_ids}
+    others = {name: attack for name, attack in ATTACKS.items() if attack.recovers_ids and not attack.min_seconds}
+    results = run(scene, {"as-it-is": ATTACKS["as-it-is"], **others}, None, Budget(60), 0).results
     share_of = {one.attack: one.measures["tokens top-1"].value for one in results if one.state == "done"}
     assert {"cluster-solve", "knn", "decipherment"} <= {*share_of}
     assert max(share_of.values()) == share_of["as-it-is"] < 1
 
 
-def test_attacks_that_recover_ids_stay_where_ids_are_scrambled(base: Checkpoint, tmp_path: Path) -> None:
-    client, server = defence_of({"scheme": "sentinel"}, tmp_path).split(base, None, bytes(32), tmp_path / "s")
-    scene = scene_of(base, client, server, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
-    useful = strongest_attacks(scene, ATTACKS)
-    assert {*useful} == {name for name, attack in ATTACKS.items() if not attack.baseline}
-    without_text = scene_of(base, client, server, tiny.TEXTS[:2], {})
-    assert {*strongest_attacks(without_text, ATTACKS)} == {*ATTACKS}, "a baseline may read most then"
+class Permuting(SanitizedTextClient):
+    """Might do more to what is sent than the class that it extends."""
+
+
+def test_attacks_that_recover_ids_stay_where_ids_may_be_scrambled(
+    base: Checkpoint, words: Path, tmp_path: Path
+) -> None:
+    """Of a scheme, of a client of another class, and of a server with another table."""
+    sentinel = defence_of({"scheme": "sentinel"}, tmp_path).split(base, None, bytes(32), tmp_path / "sentinel")
+    entry = {"sanitizer": "custext", "epsilon": 3.0, "k": 3, "words": "words.txt"}
+    client, server = defence_of(entry, words.parent).split(base, None, bytes(32), tmp_path / "custext")
+    assert isinstance(client, SanitizedTextClient)
+    parts = {field.name: getattr(client, field.name) for field in fields(client)}
+    for halves in (sentinel, (Permuting(**parts), server), (client, sentinel[1])):
+        scene = scene_of(base, *halves, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
+        assert {*without_id_recovery(scene, ATTACKS)} == {*ATTACKS}
+
+
+def test_an_attack_that_names_ids_says_nothing_of_states(base: Checkpoint, codec: Codec) -> None:
+    """States of noise, beside a table on the server: naming its rows does not name what was sent."""
+
+    class Noise(Client):
+        def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+            lengths = Sequences.of(codec.encode(texts).ids).lengths
+            return (Activations(torch.randn(int(lengths.sum()), 32), lengths, layer=1),)
+
+        def save(self, folder: Path) -> None: ...
+
+    class Table(Disk):
+        def stored_observations(self) -> tuple[Observation, ...]:
+            return (Weights(Model.open(base.folder)),)
+
+    scene = scene_of(base, Noise(), Table(), tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
+    attacks = {name: attack for name, attack in ATTACKS.items() if not attack.min_seconds}
+    results = run(scene, attacks, None, Budget(60), 0).results
+    shares = [one.value("tokens top-1") for one in results if one.state == "done" and "tokens top-1" in one.measures]
+    assert all(share < 0.5 for share in shares)
+    assert {one.state for one in results if ATTACKS[one.attack].recovers_ids} == {"does not apply"}
 
 
 def tokens() -> list[str]:

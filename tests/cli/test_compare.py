@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -604,8 +605,8 @@ def test_seconds_that_a_kill_left_uncounted_do_not_end_the_page() -> None:
 
 def test_a_cell_of_many_words_breaks_between_them() -> None:
     """One that did not pushed the table over the page's edge, with whom the user trusts."""
-    more = ("words named without their order: F1 14.9 % (14.1 to 15.8); the same words for every text: 9.1 %",)
-    seen = Reading("an attack", "x", content=None, names=None, numbers=None, tokens=None, guess=0.05, more=more)
+    summary = "words named without their order: F1 14.9 % (14.1 to 15.8); the same words for every text: 9.1 %"
+    seen = Reading("an attack", "x", content=None, names=None, numbers=None, tokens=None, guess=0.05, summary=summary)
     html = page.render(compared(replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=seen)))
     named = "<div>words named without their order: <span>F1 14.9 %</span> <span>(14.1 to 15.8);</span>"
     assert f"{named} the same words for every text: <span>9.1 %</span></div>" in html
@@ -1064,16 +1065,17 @@ def test_a_kept_model_of_scores_gives_them_in_any_library_in_the_users_unit(tmp_
     assert all(101 < score < 109 for score in expected if score is not None)
 
 
-def read_by(attack: Any, folder: Path, **options: Any) -> Reading:
-    """Returns what this attack reads of replaced words, after one that reads them as they are."""
+RNM = {"sanitizer": "rnm", "epsilon": 3.0}
+
+
+def read_by(attack: Any, folder: Path, entry: Mapping[str, Any] = RNM, **options: Any) -> Reading:
+    """Returns what this attack reads, of replaced words if no other defence is given, after one that undoes nothing."""
     base = Checkpoint.open(tiny.save("bert", folder / "bert"))
     own = ComparisonRows.read(DataFile(written(folder / "rows.jsonl", rows(0, 100))), None, 0)
     settings = ComparisonSettings("m", base, base.digest(), own, Hyperparameters(), 0, folder / "cells", 1, print)
-    client, server = defence_of({"sanitizer": "rnm", "epsilon": 3.0}).split(
-        base, own.train, bytes(32), folder / "server"
-    )
+    client, server = defence_of(entry).split(base, own.train, bytes(32), folder / "server")
     cell: Any = SimpleNamespace(name="x", client=client, server=server)
-    attacks = {"as-it-is": ATTACKS["as-it-is"], "channel": attack}
+    attacks = {**{name: ATTACKS[name] for name in ("cluster-solve", "as-it-is")}, "channel": attack}
     return readings.attack_halves(settings, cell, [], Budget.of_work(60), folder / "work", attacks=attacks, **options)
 
 
@@ -1084,6 +1086,14 @@ def test_an_attack_that_failed_is_named_and_its_way_is_read_at_least_so_far(tmp_
 
     found = read_by(Failing(), tmp_path)
     assert found.cut and any("failed, and may read more" in one for one in found.more)
+
+
+def test_an_attack_that_lacks_its_model_is_named_with_the_command_that_fetches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milkglass.attacks.token_ids.decipherment.reader.is_available_offline", lambda name: False)
+    found = read_by(ATTACKS["language-model"], tmp_path, {"scheme": "obfuslm", "k": 4, "beta": 0.9})
+    assert found.cut and any("milkglass models demo:smollm2" in one for one in found.more)
 
 
 def test_an_attack_that_never_asks_its_budget_is_ended_by_the_clock(tmp_path: Path) -> None:
@@ -1265,7 +1275,7 @@ def test_texts_without_content_words_are_read_by_their_tokens(tmp_path: Path) ->
     found = call("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "commonest,rnm", "--json")
     rnm = document(found)["ways"][1]
     assert rnm["reading"]["tokens"]["value"] > 0 and rnm["reading"]["content"] is None
-    assert "of all tokens" in rnm["reading"]["more"][0] and "of all tokens" in found.stderr
+    assert "of all tokens" in rnm["reading"]["summary"] and "of all tokens" in found.stderr
     hardware = call("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "confidential")
     (row,) = (line for line in hardware.stdout.splitlines() if line.startswith(WAYS["confidential"].title))
     assert "0 % while the hardware holds" in row

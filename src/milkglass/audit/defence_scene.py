@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from milkglass.audit.decontaminate import uncontaminated_indices
@@ -18,8 +19,14 @@ from milkglass.audit.key_scene import AttackerText, scene_of_texts, truth_of
 from milkglass.audit.scene import Adversary, Scene
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import EncodedTexts, encode_examples, name_and_number_masks
+from milkglass.defences.masked_text import MaskingClient
 from milkglass.defences.obfuscated_tables import TableClient, key_from_secret, public_codec
-from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizingClient
+from milkglass.defences.sanitized_text import (
+    ReplacedTextClient,
+    SanitizedTextClient,
+    SanitizedTokensClient,
+    SanitizingClient,
+)
 from milkglass.errors import UsageError
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.models.checkpoint import Checkpoint
@@ -30,9 +37,11 @@ from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client, Server
 from milkglass.threat.guess import NO_BELIEF
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Tokens, Transcript
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
 from milkglass.threat.truth import Truth
 
+# Clients that send public ids; a subclass of them may do more
+CLIENTS_OF_PUBLIC_IDS = (TableClient, SanitizedTextClient, SanitizedTokensClient, MaskingClient)
 # Puts texts through a client under the secret of a seed, and returns what is sent, and where each token was sent
 Rehearsal = Callable[[Sequences, int], tuple[Sequences, Ids]]
 
@@ -97,9 +106,18 @@ def _words_scene(
         rehearse = _rehearsal(client, texts) if isinstance(client, SanitizingClient) else None
         adversaries.append(Adversary.with_text(name, Knowledge(corpus=public_ids[name], rehearse=rehearse)))
     observations = (*server.stored_observations(), Tokens(sent))
-    return public_scene(
-        base, client.codec, observations, truth, private, adversaries, sends_ids=True, scheme=dict(client.document)
+    has_public_ids = type(client) in CLIENTS_OF_PUBLIC_IDS and all(
+        _has_public_table(observation.model, base) for observation in observations if isinstance(observation, Weights)
     )
+    return public_scene(
+        base, client.codec, observations, truth, private, adversaries, has_public_ids=has_public_ids,
+        scheme=dict(client.document),
+    )  # fmt: skip
+
+
+def _has_public_table(model: Model, base: Checkpoint) -> bool:
+    """Returns whether a model's table of embeddings, if it has one, is that of the public model."""
+    return not model.has_table or torch.equal(model.table, Model.open(base.folder).table)
 
 
 def _states_scene(
@@ -224,7 +242,7 @@ def public_scene(
     private: Sequence[str] | None,
     adversaries: Iterable[Adversary],
     size: int | None = None,
-    sends_ids: bool = False,
+    has_public_ids: bool = False,
     **details: Any,
 ) -> Scene:
     """Returns a scene in public ids, in which the public model itself is attacked.
@@ -237,7 +255,7 @@ def public_scene(
         private: the texts, in which names and numbers are marked. None: they are not marked.
         adversaries: the attackers with text.
         size: how many ids can be sent. None: the model's.
-        sends_ids: whether public ids are sent, perhaps those of other words.
+        has_public_ids: `Knowledge.has_public_ids`.
         details: further fields of `Scene`.
     """
     size, public = size or len(codec.sigma), Model.open(base.folder)
@@ -245,7 +263,9 @@ def public_scene(
     def simulate(seed: int) -> tuple[Model, Ids]:
         return public, np.arange(size, dtype=np.int64)
 
-    without_text = Adversary.without_text(Knowledge(public_model=public, simulate=simulate, has_public_ids=sends_ids))
+    without_text = Adversary.without_text(
+        Knowledge(public_model=public, simulate=simulate, has_public_ids=has_public_ids)
+    )
     no_marks = np.zeros(len(truth.tokens.ids), np.bool_)
     names, numbers = (no_marks, no_marks) if private is None else name_and_number_masks(codec, private, truth.tokens)
     texts = EncodedTexts(truth.sent, truth.tokens, names, numbers)

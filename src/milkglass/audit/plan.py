@@ -138,18 +138,13 @@ def split_at_chain(scheduled: Sequence[ScheduledAttack]) -> tuple[list[Scheduled
     return [pair for pair in scheduled if pair[1].rank < 0], [pair for pair in scheduled if pair[1].rank >= 0]
 
 
-def strongest_attacks(scene: Scene, attacks: Mapping[str, Attack]) -> dict[str, Attack]:
-    """Returns the attacks without those that read no more than others here, though they take most of a run's time.
+def without_id_recovery(scene: Scene, attacks: Mapping[str, Attack]) -> dict[str, Attack]:
+    """Returns the attacks, without those that recover ids if public ids are sent.
 
-    These are attacks that recover ids if the ids that are sent are public ones, and baselines if an attack that uses
-    the attackers' text and is no baseline applies.
+    These take most of a run's time, and then read no more than the ids themselves.
     """
     has_public_ids = scene.adversaries[0].knowledge.has_public_ids
-    useful = {name: attack for name, attack in attacks.items() if not (has_public_ids and attack.recovers_ids)}
-    turns = [turn for turn in turns_of(useful) if "corpus" in turn.attack.assumes and not turn.attack.baseline]
-    if any(_applies(scene, adversary, turn) for turn in turns for adversary in scene.attackers_of(turn.attack)):
-        return {name: attack for name, attack in useful.items() if not attack.baseline}
-    return useful
+    return {name: attack for name, attack in attacks.items() if not (has_public_ids and attack.recovers_ids)}
 
 
 def planned_count(scene: Scene, attacks: Mapping[str, Attack]) -> int:

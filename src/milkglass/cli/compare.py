@@ -47,7 +47,8 @@ def compare(
         typer.Option(
             "--quick",
             help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of each file and "
-            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm 10 to 30 minutes on two cores.",
+            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm 10 to 30 minutes on two cores. It leaves out an "
+            "encoder of BERT-base's size, replaced words, 64 symbols and CAPE.",
         ),
     ] = False,
     budget: Annotated[
@@ -102,8 +103,10 @@ def compare(
     """Compare the ways of using MODEL on DATA, on this machine, and write one page. Nothing is sent.
 
     Ways with nothing sent come first: the commonest class, a linear model, a small encoder. Then names masked, words
-    replaced or scrambled, hidden states, attested hardware, and text sent as it is. The strongest attacks try to read
-    what each way sends; the attacker has the other half of your rows.
+    replaced or scrambled, hidden states, attested hardware, and text sent as it is. The attacks of `milkglass audit`
+    try to read what each way sends, as far as --attacks lets them; the page names those that it left out. Attacks that
+    find out which id stands for which token are not run where the ids are public. The attacker has the other half of
+    your rows.
 
     Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
     loss of a token of held-out answers, and by ROUGE-L of some written ones.

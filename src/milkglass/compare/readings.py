@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.attacks.catalogue import ATTACKS
+from milkglass.attacks.token_ids.decipherment.reader import missing_reader, why_no_reader
+from milkglass.attacks.token_ids.language import LanguageModel
+from milkglass.attacks.token_ids.mask_filling import MaskFilling
 from milkglass.audit.audit import example_indices, floors_of, read_example
 from milkglass.audit.defence_scene import replaced_and_cut, scene_of
 from milkglass.audit.key_audit import cap_torch_threads
 from milkglass.audit.outcome import AttackResult, strongest
-from milkglass.audit.plan import strongest_attacks
+from milkglass.audit.plan import without_id_recovery
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import ALIKE, OTHER, Scene
@@ -37,6 +40,7 @@ from milkglass.progress import Log, no_log
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
+from milkglass.threat.knowledge import require_known
 
 # Folders of the package without code that decides a figure of a comparison
 FOLDERS_WITHOUT_FIGURES = frozenset(
@@ -67,7 +71,8 @@ def attack_halves(
 ) -> Reading:  # fmt: skip
     """Attacks the texts `settings.rows.attacked_texts` through the halves of one way, and returns what is read.
 
-    Attacks that read no more than others are left out (`strongest_attacks`). None begins after one that read all.
+    Attacks that recover ids are left out where public ids are sent (`without_id_recovery`). No attack begins after one
+    that read all.
 
     All attackers have the server's half. One has no text, one has `public`, and one has the training texts
     `settings.rows.attacker_texts`.
@@ -88,7 +93,7 @@ def attack_halves(
     private, corpora = settings.rows.attacked_texts, {OTHER: list(public), ALIKE: settings.rows.attacker_texts}
     held_corpora = {who: texts for who, texts in corpora.items() if texts}
     scene = scene_of(settings.base, cell.client, cell.server, private, held_corpora)
-    attacks = strongest_attacks(scene, attacks)
+    attacks = without_id_recovery(scene, attacks)
     signatures = [signature(attack) for attack in attacks.values()]
     texts = _digest([*private, "", *public])
     identity = {"cell": cell.name, "texts": texts, "attacks": signatures, "code": code_digest()}
@@ -99,25 +104,26 @@ def attack_halves(
         finished = run(scene, attacks, store, budget, settings.seed, progress, options)
     best, best_bag = strongest(finished.results, "content top-1"), strongest(finished.results, "bag f1")
     has_shares = best is not None
-    failed = [result for result in finished.results if result.state == "failed"]
-    unfinished = dict.fromkeys(result.title for result in finished.results if result.cut or result.state == "not run")
-    is_cut = bool(failed or unfinished)
-    faults = tuple(f"{result.title} failed, and may read more: {result.reason}" for result in failed)
-    if unfinished:
-        faults += (f"not begun or cut short, and may read more: {', '.join(unfinished)}",)
+    faults = _incomplete_attacks_in_words(scene, attacks, finished.results)
+    is_cut = bool(faults)
     if best is None and best_bag is None:  # no content word is recognised in the texts
         best = strongest(finished.results, "tokens top-1")
     if best is None:
         guessed = floors_of(scene)["same words f1"]
-        bag = () if best_bag is None else (_unordered_words_text(best_bag.measures["bag f1"], is_cut, guessed),)
-        return Reading("", "", None, None, cut=is_cut, work=budget.seconds, clock=clock_seconds, more=(*bag, *faults))
+        summary = "" if best_bag is None else _unordered_words_text(best_bag.measures["bag f1"], is_cut, guessed)
+        return Reading(
+            "", "", None, None, cut=is_cut, work=budget.seconds, clock=clock_seconds, summary=summary, more=faults
+        )
     index = _example_index(scene, settings.seed)
     example = read_example(scene, finished.readings[best.adversary, best.attack], index)
     if example is not None and index is not None and isinstance(cell.client, ReplacedTextClient):
         example = replace(example, sent_text=cell.client.prepare([private[index]])[0])
-    masks = dict[str, float]()
+    masks, masks_in_words = dict[str, float](), tuple[str, ...]()
     if isinstance(cell.client, MaskingClient):
-        masks = _masks(scene, cell.client, private, list(finished.readings.values()))
+        title_of = {(result.adversary, result.attack): result.title for result in finished.results}
+        readings = [(title_of[who_and_what], reading) for who_and_what, reading in finished.readings.items()]
+        masks, guesser = _masks(scene, cell.client, private, readings)
+        masks_in_words = _masks_in_words(masks, guesser, is_cut)
     tokens = best.measures.get("tokens top-1")
 
     def most_read(word_class: str) -> Interval | None:
@@ -125,15 +131,14 @@ def attack_halves(
         shares = [result.by_class[word_class] for result in finished.results if word_class in result.by_class]
         return max(shares, key=lambda share: share.value, default=None)
 
-    more = (*_masks_in_words(masks, is_cut), *faults)
+    summary = ""
     if not has_shares and tokens is not None:
         noun = "content word" if "name" in best.by_class else "name or content word"
-        share = percent(tokens.value, is_cut)
-        more = (f"{share} of all tokens; no {noun} was recognised in the texts", *more)
+        summary = f"{percent(tokens.value, is_cut)} of all tokens; no {noun} was recognised in the texts"
     reading = Reading(
         best.title, best.adversary, tokens, best.measures["content top-1"] if has_shares else None,
-        most_read("name"), most_read("number"), cut=is_cut, work=budget.seconds, clock=clock_seconds, more=more,
-        masks=masks, example=example,
+        most_read("name"), most_read("number"), cut=is_cut, work=budget.seconds, clock=clock_seconds, summary=summary,
+        more=(*masks_in_words, *faults), masks=masks, example=example,
     )  # fmt: skip
     return _with_guessing(reading, scene)
 
@@ -163,9 +168,9 @@ def reading_of_plain_text(settings: ComparisonSettings, cell: TrainedCell) -> Re
     has_names = texts is None or bool(texts.is_name.any())
     has_numbers = texts is None or bool(texts.is_number.any())
     content, names, numbers = (everything if has else None for has in (has_content, has_names, has_numbers))
-    more = () if has_content else ("100 % of all tokens; no content word was recognised in the texts",)
+    summary = "" if has_content else "100 % of all tokens; no content word was recognised in the texts"
     example = read_example(scene, truth.tokens.ids, _example_index(scene, settings.seed))
-    return Reading(SENT_UNCHANGED, "", everything, content, names, numbers, more=more, example=example)
+    return Reading(SENT_UNCHANGED, "", everything, content, names, numbers, summary=summary, example=example)
 
 
 def _content_ids(scene: Scene) -> NDArray[np.bool_]:
@@ -190,33 +195,57 @@ def _with_guessing(reading: Reading, scene: Scene) -> Reading:
     return replace(reading, guess_names=names, guess_numbers=numbers)
 
 
-def _masks(scene: Scene, client: MaskingClient, private: Sequence[str], readings: Sequence[Ids]) -> dict[str, float]:
+def _incomplete_attacks_in_words(
+    scene: Scene, attacks: Mapping[str, Attack], results: Sequence[AttackResult]
+) -> tuple[str, ...]:
+    """Returns sentences on attacks that may read more: that failed, that the budget ended, or that lack a model."""
+    public = require_known(scene.adversaries[0].knowledge.public_model)
+    sentences = [
+        f"{result.title} failed, and may read more: {result.reason}" for result in results if result.state == "failed"
+    ]
+    unfinished = dict.fromkeys(result.title for result in results if result.cut or result.state == "not run")
+    if unfinished:
+        sentences.append(f"not begun or cut short, and may read more: {', '.join(unfinished)}")
+    for result in results:
+        attack = attacks[result.attack]
+        if result.state == "does not apply" and isinstance(attack, LanguageModel | MaskFilling):
+            reader = missing_reader(public, attack.reader)
+            if reader is not None and result.reason == why_no_reader(public, attack.reader):
+                how = f"fetch it with `milkglass models {reader}`"
+                sentences.append(f"{result.title} needs {reader}, which is not here, and may read more: {how}")
+    return tuple(dict.fromkeys(sentences))
+
+
+def _masks(
+    scene: Scene, client: MaskingClient, private: Sequence[str], readings: Sequence[tuple[str, Ids]]
+) -> tuple[dict[str, float], str]:
     """Returns how many names and numbers masking left, and how many hidden tokens were guessed (`Reading.masks`).
 
-    Of the readings of several attacks, the one that guesses most hidden tokens counts. Tokens that are cut off, since
-    the text is longer than the model reads, are neither left nor masked.
+    The second value is the title of the attack that guesses most hidden tokens, whose guesses count. Tokens that are
+    cut off, since the text is longer than the model reads, are neither left nor masked.
     """
     truth, texts = scene.truth, scene.texts
     assert texts is not None
     tokens = truth.tokens.ids
     is_masked, is_cut = replaced_and_cut(client, private)
     is_hidden = is_masked & truth.ordinary[tokens]
-    result = dict[str, float]()
-    for share, count, is_counted, hits in (
-        ("names left", "name tokens", texts.is_name & ~is_cut, [~is_masked]),
-        ("numbers left", "number tokens", texts.is_number & ~is_cut, [~is_masked]),
-        ("masks guessed", "masked tokens", is_hidden, [reading == tokens for reading in readings]),
-    ):
-        if is_counted.any() and hits:
-            most = max(float(is_hit[is_counted].mean()) for is_hit in hits)
-            result |= {share: most, count: int(is_counted.sum())}
-    return result
+    result, guesser = dict[str, float](), ""
+    for noun, is_counted in (("name", texts.is_name & ~is_cut), ("number", texts.is_number & ~is_cut)):
+        if is_counted.any():
+            result[f"{noun}s left"] = float((~is_masked)[is_counted].mean())
+            result[f"{noun} tokens"] = int(is_counted.sum())
+    if is_hidden.any() and readings:
+        shares = [(float((reading == tokens)[is_hidden].mean()), title) for title, reading in readings]
+        most, guesser = max(shares, key=lambda share: share[0])
+        result |= {"masks guessed": most, "masked tokens": int(is_hidden.sum())}
+    return result, guesser
 
 
-def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]:
+def _masks_in_words(masks: Mapping[str, float], guesser: str, is_cut: bool) -> tuple[str, ...]:
     """Returns sentences on what is not masked, and on how many masked tokens are guessed.
 
     Args:
+        guesser: the title of the attack that guesses most masked tokens.
         is_cut: whether attacks ended before they had read all that they can.
     """
     words = []
@@ -226,9 +255,9 @@ def _masks_in_words(masks: Mapping[str, float], is_cut: bool) -> tuple[str, ...]
             words.append(f"{percent(share)} of {count:,.0f} tokens of {noun}s are not masked")
     if "masks guessed" in masks:
         share_text = percent(masks["masks guessed"], is_cut, decimals=1)
-        words.append(
-            f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed from the text before them"
-        )
+        by = " from the text before them" if guesser == MaskFilling.title else f', by "{guesser}"'
+        how = by if masks["masks guessed"] else ""
+        words.append(f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed{how}")
     return tuple(words)
 
 

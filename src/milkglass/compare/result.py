@@ -50,7 +50,8 @@ class Reading:
         cut: whether the time ended attacks that may read more.
         work: the limit of all attacks together, in seconds of one core's work; nan if there was none.
         clock: their limit in seconds by the clock; nan if there was none.
-        more: further figures in words, such as what masking left.
+        summary: what is read, in words, where no share of content words is known; else "".
+        more: further figures in words, such as what masking left, and attacks that may read more.
         masks: of masked text the shares "names left", "numbers left" and "masks guessed", and of how many tokens each
             is: "name tokens", "number tokens", "masked tokens".
         example: one text, as the attacker reads it.
@@ -68,6 +69,7 @@ class Reading:
     cut: bool = False
     work: float = math.nan
     clock: float = math.nan
+    summary: str = ""
     more: tuple[str, ...] = ()
     masks: Mapping[str, float] = field(default_factory=dict)
     example: ReadExample | None = field(default=None, repr=False)

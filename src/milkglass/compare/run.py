@@ -30,7 +30,15 @@ from milkglass.compare.chat_rows import CHAT_TASK, ChatRows
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
-from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, Reading, WayResult, worth_of
+from milkglass.compare.result import (
+    UNCHANGED_GROUPS,
+    ComparisonResult,
+    Difference,
+    Reading,
+    WayGroup,
+    WayResult,
+    worth_of,
+)
 from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory_for_ways
 from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
@@ -317,7 +325,7 @@ class _Run:
         self.taken_over: dict[str, str] = {}
         # By the clock, for a unit of `Way.relative_training_cost`; one entry for each training
         self._training_seconds = list[float]()
-        self._attack_seconds = list[float]()  # by the clock; one entry an attacked way
+        self._attack_seconds = dict[WayGroup, list[float]]()  # by the clock; one entry an attacked way of a group
 
     def elapsed_seconds(self) -> float:
         return time.monotonic() - self._started
@@ -326,8 +334,7 @@ class _Run:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
         if not self._training_seconds:
             return math.nan
-        attacks = float(np.mean(self._attack_seconds)) if self._attack_seconds else self.limits.attack_work
-        costs = (self._training_cost(way) + (attacks if _is_attacked(way) else 0.0) for way in ways)
+        costs = (self._training_cost(way) + self._attack_cost(way) for way in ways)
         return min(sum(costs), max(0.0, self.limits.seconds - self.elapsed_seconds()))
 
     def _training_cost(self, way: Way) -> float:
@@ -335,6 +342,13 @@ class _Run:
         if not self._training_seconds or not (work := way.relative_training_cost(self.settings)):
             return 0.0
         return work * float(np.mean(self._training_seconds))
+
+    def _attack_cost(self, way: Way) -> float:
+        """Returns about how many seconds of the clock the attacks on a way take: as on ways of its group so far."""
+        if not _is_attacked(way):
+            return 0.0
+        seen_seconds = self._attack_seconds.get(way.group, [])
+        return float(np.mean(seen_seconds)) if seen_seconds else max(self.limits.attack_work, way.attack_work)
 
     def _attack_time(self, later_ways: Sequence[Way]) -> float:
         """Returns the seconds of the clock for the attacks on one way, so that the later ways can be trained."""
@@ -518,7 +532,7 @@ class _Run:
             deadline=deadline,
         )
         self.on_begin(title)
-        self._attack_seconds.append(time.monotonic() - started)
+        self._attack_seconds.setdefault(way.group, []).append(time.monotonic() - started)
         return reading
 
     # --- what was finished --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from milkglass.papers import Paper
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Observation, Transcript, Weights
+from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Attack(abc.ABC):
         min_seconds: the smallest budget with which the attack is worth beginning. If it is above 0, the attack reads
             more with more time.
         cost: the seconds that the attack takes to its end, from which an audit estimates its own time.
-        baseline: whether another attack of the catalogue reads more wherever both apply. An audit runs such attacks
+        baseline: whether another attack of the catalogue reads more on nearly all defences. An audit runs such attacks
             last.
         runs_first: whether an audit runs the attack before those that use up its budget: it undoes the scheme itself
             where it applies, or takes next to no time.
         of_outputs: whether the guess is about what was generated, not about what was sent.
-        recovers_ids: whether the attack only finds which public id each scrambled id stands for. Where the public ids
-            themselves are sent, it reads nothing but what was sent.
+        recovers_ids: whether the attack only finds which public id each scrambled id stands for. It reads no more than
+            the ids themselves where these are public ones and the server's table is the public table.
         finding: the texts "title", "raised_if", "explanation" and "change" of a finding that a report has if the attack
             reads 10 % of the content tokens or more: Jinja templates that are filled with `scene` and `result`. None:
             the attack has no finding of its own.
@@ -157,6 +157,8 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
         return f"the server sees no {names}"
     if Weights in attack.sees and not any(weights.model.has_table for weights in transcript.all(Weights)):
         return "the model on the server holds no table of embeddings"
+    if attack.recovers_ids and Activations in transcript.kinds and Tokens not in transcript.kinds:
+        return "hidden states are sent, and no ids that it could name"
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:
             return _REASON_OF_MISSING_FIELD[name]

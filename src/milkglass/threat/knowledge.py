@@ -139,7 +139,8 @@ class Knowledge:
             which each was sent, NO_BELIEF for one that was not.
         alias_count: how many scrambled ids each ordinary token has.
         has_shared_ids: whether a scrambled id stands for a cluster of tokens and not for one token.
-        has_public_ids: whether the ids that are sent are the public model's own, possibly those of other words.
+        has_public_ids: whether the ids that are sent are the public model's own, possibly those of other words, and the
+            server's table is the public one.
         symbols: (n,) the scrambled id of each public token, if many tokens have one id by a public map. The attacker
             can then write any public text as it would be sent.
         responses: the randomised response by which ids of `symbols` are exchanged where they occur. None if they are

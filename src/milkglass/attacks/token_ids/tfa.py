@@ -60,7 +60,6 @@ class TFA(Attack):
     name = "tfa"
     title = "Token frequency attack"
     baseline = True
-    recovers_ids = True
     paper = papers.UPDATE_LEAKAGE.at(
         "as an attack on ids: Lin et al., Findings of ACL 2025, section 5.2"
     ).with_deviations(

@@ -48,7 +48,7 @@ def content_share_text(way: WayResult, shows_interval: bool = False) -> str:
     if way.reading is None:
         return NOTHING
     if way.reading.content is None:
-        return way.reading.more[0] if way.reading.more else "not finished" if way.reading.cut else NOT_MEASURED
+        return way.reading.summary or ("not finished" if way.reading.cut else NOT_MEASURED)
     return share_text(way, way.reading.content, shows_interval)
 
 
@@ -189,7 +189,7 @@ def notes_of(result: ComparisonResult) -> list[str]:
     """Returns why ways have no figures, and what to know of the others."""
     reasons = [f"{way.title}: {way.state}: {way.reason}" for way in result.ways if way.state != "done"]
     readings = [
-        f"{way.title}: {more}" for way in result.ways if way.reading is not None and way.reading.content is not None
+        f"{way.title}: {more}" for way in result.ways if way.reading is not None
         for more in way.reading.more if way.group not in UNCHANGED_GROUPS
     ]  # fmt: skip
     ways_of = dict[str, list[str]]()

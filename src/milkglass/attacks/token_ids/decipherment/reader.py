@@ -238,6 +238,12 @@ class CausalReader:
         return device.array(logits.double()) - log_mean[first_ids]
 
 
+def missing_reader(public: Model, name: str) -> str | None:
+    """Returns the name of the embedded model that would read for the public model, if it is not on this machine."""
+    is_needed = family_of(public.config).kind != "decoder" and name in EMBEDDED
+    return name if is_needed and not is_available_offline(name) else None
+
+
 def why_no_reader(public: Model, name: str) -> str | None:
     """Returns why neither the public model nor the model `name` can read the public model's ids, or None."""
     if family_of(public.config).kind == "decoder":
