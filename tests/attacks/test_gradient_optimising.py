@@ -411,7 +411,7 @@ def test_a_spent_budget_gives_the_best_so_far(kind: type[OptimisationAttack]) ->
     [
         pytest.param(DLG, "gpt2", "classification", [TEXT], 0.25, marks=pytest.mark.slow),
         pytest.param(DLG, "gpt2", "next-token", [TEXT], 0.25, marks=pytest.mark.slow),
-        (TAG, "gpt2", "classification", [TEXT], 0.25),
+        pytest.param(TAG, "gpt2", "classification", [TEXT], 0.25, marks=pytest.mark.slow),
         pytest.param(TAG, "gpt2", "next-token", [TEXT], 0.25, marks=pytest.mark.slow),
         pytest.param(LAMP, "gpt2", "classification", PAIR, 0.6, marks=pytest.mark.slow),
         (LAMP, "llama-untied", "next-token", [TEXT], 0.5),

@@ -114,6 +114,7 @@ def test_context_decides_between_candidates(tokenizer: Tokenizer) -> None:
     assert (guess.by_token[origin, 0] == own.ids).all()
 
 
+@pytest.mark.slow
 def test_nothing_behind_the_last_mask_is_read(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It changes no guess, since the reader is causal."""
     read_texts, seen = CausalReader.read_texts, list[Sequences]()

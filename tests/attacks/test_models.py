@@ -57,6 +57,7 @@ def test_invbert_reads_what_is_not_defended(models: dict[str, Model]) -> None:
     assert graded(INVERTER, setting(models["bert"], plain)) > 0.95
 
 
+@pytest.mark.slow
 def test_invbert_uses_the_states_that_were_sent(models: dict[str, Model]) -> None:
     transcript, knowledge, truth = setting(models["bert"], plain)
     weights = transcript.last_model(tuned=False)

@@ -258,6 +258,7 @@ def test_public_text_is_exchanged_as_often_as_the_mechanism_says(public: Model) 
     assert others.min() > 0.7 * others.mean()
 
 
+@pytest.mark.slow
 def test_texts_of_exchanged_ids_are_read_better_than_one_by_one(publics: list[Model]) -> None:
     """The last token says whether the first is odd. Read by the mechanism alone, the best guess is right in half of the
     places that were sent as they are."""

@@ -414,6 +414,7 @@ def test_a_text_that_is_too_long_is_left_out(base: Checkpoint, codec: Codec, tmp
     refused(call(*run_, "--out", tmp_path / "other"), 5, f"no text of rows.jsonl is within the {limit} tokens")
 
 
+@pytest.mark.slow
 def test_the_command_judges_a_client_and_writes_the_page(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     path = captured(tmp_path / "plain.jsonl", codec, lambda ids: ids)
     run_ = ("audit", "--captured", path, "--out", tmp_path / "audit", "--budget", "20s")

@@ -63,6 +63,7 @@ def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: P
     assert "no audit" not in said and f"{100 * status['audits'][-1]['tokens']:.1f} %" in said
 
 
+@pytest.mark.slow
 def test_an_audit_that_did_not_finish_says_how_to_go_on(encoder: Owner, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     hard = ("".join(rng.choice([*"abcdefghijklmnopqrstuvwxyz "], 24)) for _ in range(60))  # nobody reads all of it

@@ -1199,6 +1199,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     assert not list(tmp_path.glob("milkglass-compare"))
 
 
+@pytest.mark.slow
 def test_a_finished_comparison_needs_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kept model, too: it is made again only for another folder, and a linear one is made in a moment."""
     model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 300))
@@ -1315,7 +1316,7 @@ def test_what_would_be_replaced_is_refused_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "full" / "letter.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("ways", ["commonest,linear", "encoder"])
+@pytest.mark.parametrize("ways", ["commonest,linear", pytest.param("encoder", marks=pytest.mark.slow)])
 def test_a_model_of_pairs_is_asked_about_pairs(ways: str, tmp_path: Path) -> None:
     model, kept = tiny.save("bert", tmp_path / "model"), tmp_path / "kept"
     pairs = [{**one, "text_pair": f"{one['text']} again"} for one in rows(0, 200)]
@@ -1356,6 +1357,7 @@ def test_the_options_of_two_halves_are_those_of_the_comparison() -> None:
     assert {name: options[name] for name in names} == {name: getattr(halves, name) for name in names}
 
 
+@pytest.mark.slow
 def test_text_that_is_sent_is_counted_in_its_own_bytes(tmp_path: Path) -> None:
     model, data = tiny.save("bert", tmp_path / "bert"), written(tmp_path / "rows.jsonl", rows(0, 300))
     found = document(call("compare", model, data, "--out", tmp_path / "out", *SMALL, "--ways", "plain,rnm", "--json"))

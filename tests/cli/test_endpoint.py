@@ -94,7 +94,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_the_page_ends_when_it_is_told_to(engine: tuple[str, Path], number: signal.Signals) -> None:
     """Whatever its attacks are at. At Ctrl-C the interpreter ends as well, so that it is a new one."""
     url, key = engine

@@ -103,6 +103,7 @@ def test_lists_by_private_counts_are_not_kept(tmp_path: Path, glove: Path, cache
     assert not (cache / "lists").exists()
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_result(tmp_path: Path, glove: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are spawned here, as the product spawns them."""
     monkeypatch.setattr(multiprocessing, "get_context", CONTEXT)

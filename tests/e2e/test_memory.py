@@ -93,8 +93,9 @@ def large(folder: Path, rows: int, width: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mapped memory on Linux only")
 @pytest.mark.parametrize(
     ("rows", "width", "then"),
-    [(16_000, 2048, "go on"), pytest.param(24_000, 4096, "verify", marks=pytest.mark.slow)],
+    [(16_000, 2048, "go on"), (24_000, 4096, "verify")],
 )
+@pytest.mark.slow
 def test_a_table_that_cannot_be_held_is_scrambled_and_goes_on_after_a_kill(
     rows: int, width: int, then: str, tmp_path: Path
 ) -> None:

@@ -114,10 +114,13 @@ def test_every_question_was_answered() -> None:
     assert QUESTIONS.keys() == RECORDED["answers"].keys() and QUESTIONS.keys() >= DRAWN.keys()
 
 
+SLOW_QUESTIONS = {"audit_anew key", "recipe_kept compared"}
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     "question",
-    [pytest.param(one, marks=[pytest.mark.slow] if one == "audit_anew key" else []) for one in QUESTIONS],
+    [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW_QUESTIONS else []) for one in QUESTIONS],
 )
 def test_the_answer_is_the_old_one(question: str, same_arithmetic: bool, tmp_path: Path) -> None:
     with place(tmp_path) as at:

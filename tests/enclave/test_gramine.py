@@ -74,6 +74,7 @@ def raw(kind: str = KIND) -> dict[str, Any]:
     return tomllib.loads(gramine.manifest_template(kind))
 
 
+@pytest.mark.slow
 def test_it_is_prepared_signed_and_built_and_may_be_moved(served: Served, tmp_path: Path) -> None:
     folder = prepared(tmp_path / "enclave")
     about, built = at_rest.build_enclave(folder, KIND, "tiny", 8, served.server.fetch_package)

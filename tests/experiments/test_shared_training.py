@@ -106,6 +106,7 @@ def written(text: str, model: Path, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe = written(TRAINING, data / "bert", tmp_path)
@@ -144,6 +145,7 @@ def test_a_recipe_of_shared_training_end_to_end(data: Path, tmp_path: Path, monk
     assert not [one for one in lines if "epoch" in one or "have their shadows" in one]
 
 
+@pytest.mark.slow
 def test_recipes_share_shadows_and_trained_models(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKGLASS_CACHE", str(tmp_path / "cache"))
     recipe, lines, cells = written(TRAINING, data / "bert", tmp_path), list[str](), tmp_path / "cells"

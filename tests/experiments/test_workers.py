@@ -61,6 +61,7 @@ def begun_job(folder: Path, steps: int) -> Path:
     return job
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_with_its_recipe_and_its_job_goes_on(tmp_path: Path) -> None:
     """Also where the recipe is killed and passes no signal on: a trainer that stays would take the cores for hours."""
     job = begun_job(tmp_path, 100_000)
@@ -85,6 +86,7 @@ def test_a_killed_worker_ends_with_its_recipe_and_its_job_goes_on(tmp_path: Path
     assert not any((job / name).exists() for name in TEMPORARY_NAMES)
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_the_next_run_goes_on_at_once(tmp_path: Path) -> None:
     """A terminal sends SIGINT to the whole group: the worker gets it, too."""
     job = begun_job(tmp_path, 100_000)

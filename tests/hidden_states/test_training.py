@@ -156,7 +156,7 @@ def test_the_rate_rises_and_falls_as_the_servers(
     assert '"warmup_ratio": 0.06' in DPForward(training=how).salt
 
 
-@pytest.mark.parametrize("send", ["tokens", "mean", "first"])
+@pytest.mark.parametrize("send", ["tokens", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mean", "first"))])
 def test_the_control_learns_and_sends_what_was_computed(send: str, bert: Checkpoint, tmp_path: Path) -> None:
     control = CONTROLS.make("undisturbed", {"send": send, "training": LEARN})
     assert accuracy(control, bert, tmp_path / "server") >= 0.85
@@ -211,6 +211,7 @@ def test_training_leaves_torchs_own_generator_alone(bert: Checkpoint, tmp_path: 
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_textobfuscators_losses_pull_tokens_to_their_centres_and_keep_these_apart(
     bert: Checkpoint, tmp_path: Path
 ) -> None:

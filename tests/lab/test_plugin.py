@@ -53,6 +53,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_every_entry_conforms(site: Path, home: Path) -> None:
     done = milkglass(site, "conformance", "milkglass-example", "--json", cwd=home)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -38,6 +38,7 @@ def test_a_thread_gives_its_value_or_its_error() -> None:
         asyncio.run(run_in_thread(fails))
 
 
+@pytest.mark.slow
 def test_a_command_ends_although_an_attack_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "begun False\nnot done True\n", "")

@@ -91,7 +91,7 @@ def test_a_guess_that_was_too_low_loses_nothing(monkeypatch: pytest.MonkeyPatch,
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("alike", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_lists_hold_no_square_matrix(monkeypatch: pytest.MonkeyPatch, alike: bool) -> None:
     """Nor where all rows are equal, so that every pair reaches every bound."""
     monkeypatch.setattr(module, "core_count", lambda: 2)  # each has tiles of its own

@@ -92,6 +92,7 @@ def sanitized(path: Path, *columns: str) -> list[list[str]]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
+@pytest.mark.slow
 def test_the_same_rows_are_read_from_every_format_by_every_command(rows: list[Row], tmp_path: Path) -> None:
     expected = [(text, pair, label.strip()) for text, pair, label in rows]
     for path in written(tmp_path, rows):
