@@ -175,7 +175,7 @@ def test_attacks_that_recover_ids_read_no_more_of_public_ids_than_is_sent(
     assert max(share_of.values()) == share_of["as-it-is"] < 1
 
 
-class Permuting(SanitizedTextClient):
+class ExtendedClient(SanitizedTextClient):
     """Might do more to what is sent than the class that it extends."""
 
 
@@ -188,7 +188,7 @@ def test_attacks_that_recover_ids_stay_where_ids_may_be_scrambled(
     client, server = defence_of(entry, words.parent).split(base, None, bytes(32), tmp_path / "custext")
     assert isinstance(client, SanitizedTextClient)
     parts = {field.name: getattr(client, field.name) for field in fields(client)}
-    for halves in (sentinel, (Permuting(**parts), server), (client, sentinel[1])):
+    for halves in (sentinel, (ExtendedClient(**parts), server), (client, sentinel[1])):
         scene = scene_of(base, *halves, tiny.TEXTS[:2], {ALIKE: tiny.TEXTS})
         assert {*without_id_recovery(scene, ATTACKS)} == {*ATTACKS}
 

@@ -1075,7 +1075,7 @@ def read_by(attack: Any, folder: Path, entry: Mapping[str, Any] = RNM, **options
     settings = ComparisonSettings("m", base, base.digest(), own, Hyperparameters(), 0, folder / "cells", 1, print)
     client, server = defence_of(entry).split(base, own.train, bytes(32), folder / "server")
     cell: Any = SimpleNamespace(name="x", client=client, server=server)
-    attacks = {**{name: ATTACKS[name] for name in ("cluster-solve", "as-it-is")}, "channel": attack}
+    attacks = {name: ATTACKS[name] for name in ("cluster-solve", "as-it-is")} | {attack.name: attack}
     return readings.attack_halves(settings, cell, [], Budget.of_work(60), folder / "work", attacks=attacks, **options)
 
 
@@ -1094,6 +1094,9 @@ def test_an_attack_that_lacks_its_model_is_named_with_the_command_that_fetches_i
     monkeypatch.setattr("milkglass.attacks.token_ids.decipherment.reader.is_available_offline", lambda name: False)
     found = read_by(ATTACKS["language-model"], tmp_path, {"scheme": "obfuslm", "k": 4, "beta": 0.9})
     assert found.cut and any("milkglass models demo:smollm2" in one for one in found.more)
+    (tmp_path / "words").mkdir()
+    of_words = read_by(ATTACKS["mask-filling"], tmp_path / "words")
+    assert not any("demo:smollm2" in one for one in of_words.more), "there is no mask to be filled"
 
 
 def test_an_attack_that_never_asks_its_budget_is_ended_by_the_clock(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The order of an audit's attacks, and how long they will take.
 
 The order is: attacks that undo a scheme itself, the chain of solvers that need no text, attacks that start from their
-candidates, attacks that read more with more time, and the baselines of papers. So a short budget omits the weakest.
+candidates, attacks that read more with more time, and baselines (`Attack.baseline`). A short budget omits the last.
 """
 
 from __future__ import annotations

@@ -238,6 +238,7 @@ class _Runner:
         return finished
 
     def _add_result(self, result: AttackResult) -> None:
+        """Keeps a result, and reports it."""
         self.results.append(result)
         self.on_result(result)
 

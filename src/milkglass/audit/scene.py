@@ -16,7 +16,7 @@ from milkglass.schemes.mixture import ClusterReport
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Tokens, Transcript
+from milkglass.threat.observations import Transcript
 from milkglass.threat.truth import Truth
 
 MIN_PRIVATE_TEXTS = 20  # of fewer private texts nothing can be said
@@ -136,7 +136,7 @@ class Scene:
     @property
     def sends_states(self) -> bool:
         """Returns whether hidden states are sent, not ids. Then there is no cipher, no key and perhaps no table."""
-        return Activations in self.transcript.kinds and Tokens not in self.transcript.kinds
+        return self.transcript.sends_states
 
     @property
     def gains_from_more_text(self) -> bool:

@@ -120,8 +120,7 @@ def attack_halves(
         example = replace(example, sent_text=cell.client.prepare([private[index]])[0])
     masks, masks_in_words = dict[str, float](), tuple[str, ...]()
     if isinstance(cell.client, MaskingClient):
-        title_of = {(result.adversary, result.attack): result.title for result in finished.results}
-        readings = [(title_of[who_and_what], reading) for who_and_what, reading in finished.readings.items()]
+        readings = [(attacks[name].title, reading) for (_, name), reading in finished.readings.items()]
         masks, guesser = _masks(scene, cell.client, private, readings)
         masks_in_words = _masks_in_words(masks, guesser, is_cut)
     tokens = best.measures.get("tokens top-1")

@@ -17,7 +17,7 @@ from milkglass.papers import Paper
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess
 from milkglass.threat.knowledge import Knowledge
-from milkglass.threat.observations import Activations, Observation, Tokens, Transcript, Weights
+from milkglass.threat.observations import Observation, Transcript, Weights
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Attack(abc.ABC):
         min_seconds: the smallest budget with which the attack is worth beginning. If it is above 0, the attack reads
             more with more time.
         cost: the seconds that the attack takes to its end, from which an audit estimates its own time.
-        baseline: whether another attack of the catalogue reads more on nearly all defences. An audit runs such attacks
-            last.
+        baseline: whether the attack is one to compare others with, a paper's or a simple guess. An audit runs such
+            attacks last.
         runs_first: whether an audit runs the attack before those that use up its budget: it undoes the scheme itself
             where it applies, or takes next to no time.
         of_outputs: whether the guess is about what was generated, not about what was sent.
@@ -157,7 +157,7 @@ def why_not(attack: Attack, transcript: Transcript, knowledge: Knowledge) -> str
         return f"the server sees no {names}"
     if Weights in attack.sees and not any(weights.model.has_table for weights in transcript.all(Weights)):
         return "the model on the server holds no table of embeddings"
-    if attack.recovers_ids and Activations in transcript.kinds and Tokens not in transcript.kinds:
+    if attack.recovers_ids and transcript.sends_states:
         return "hidden states are sent, and no ids that it could name"
     for name in sorted(attack.assumes):
         if getattr(knowledge, name) is None:

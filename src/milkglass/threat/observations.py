@@ -155,6 +155,11 @@ class Transcript:
         return frozenset(type(observation) for observation in self.observations)
 
     @property
+    def sends_states(self) -> bool:
+        """Returns whether hidden states are sent, not ids."""
+        return Activations in self.kinds and Tokens not in self.kinds
+
+    @property
     def tokens(self) -> Sequences:
         """Returns all ids that the client sent, as one list of sequences."""
         return Sequences.of(text for tokens in self.all(Tokens) for text in tokens.ids)

@@ -116,14 +116,12 @@ class MaskFilling(Attack):
     assumes = frozenset({"public_model", "corpus", "rehearse"})
 
     def refusal(self, transcript: Transcript, knowledge: Knowledge) -> str | None:
-        if reason := why_no_reader(require_known(knowledge.public_model), self.reader):
-            return reason
-        folder = require_known(knowledge.public_model).folder
-        if folder is None or not (folder / TOKENIZER).is_file():
+        public = require_known(knowledge.public_model)
+        if public.folder is None or not (public.folder / TOKENIZER).is_file():
             return "without the public model's tokenizer no mask can be found"
-        if not find_masks(transcript.tokens, tokenizer_of(folder)):
+        if not find_masks(transcript.tokens, tokenizer_of(public.folder)):
             return "no mask such as <PERSON> is in what was sent"
-        return None
+        return why_no_reader(public, self.reader)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
         texts, corpus = transcript.tokens, require_known(knowledge.corpus)
