@@ -761,20 +761,22 @@ def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(t
         assert (WAYS["cape"] in choose_ways([], False, False, task, base)) == (task == "classification")
 
 
-@pytest.mark.slow
 def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path) -> None:
     base = Checkpoint.open(resolve_model("demo:minilm"))
     texts = [f"Maria Keller of Berne called on Monday about form {i}" for i in range(30)]
     client, server = MaskedText().split(base, None, bytes(32), tmp_path / "server")
     scene = scene_of(base, client, server, texts, {})
     tokens = scene.truth.tokens.ids
-    none, all_right = np.full_like(tokens, NO_BELIEF), tokens
+    none, all_right = ("Nothing", np.full_like(tokens, NO_BELIEF)), ("All", tokens)
     for attack_readings, share in (([none], 0.0), ([none, all_right], 1.0), ([all_right, none], 1.0)):
-        masks = readings._masks(scene, client, texts, attack_readings)
+        masks, guesser = readings._masks(scene, client, texts, attack_readings)
         assert masks["masks guessed"] == share and 0 <= masks["names left"] < 1
-    assert "masks guessed" not in readings._masks(scene, client, texts, [])
-    assert readings._masks_in_words(masks, True)[-1].startswith("100.0 %")
-    assert readings._masks_in_words({**masks, "masks guessed": 0.0459}, True)[-1].startswith("at least 4.5 %")
+        assert guesser == ("All" if share else "Nothing")
+    assert "masks guessed" not in readings._masks(scene, client, texts, [])[0]
+    all_guessed = readings._masks_in_words(masks, "All", True)[-1]
+    assert all_guessed.startswith("100.0 %") and '"All"' in all_guessed
+    partly_guessed = readings._masks_in_words({**masks, "masks guessed": 0.0459}, "All", True)[-1]
+    assert partly_guessed.startswith("at least 4.5 %")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
