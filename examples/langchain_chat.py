@@ -34,8 +34,8 @@ def chat(given: argparse.Namespace) -> ChatOpenAI:
     return ChatOpenAI(
         base_url=milkglass.NOWHERE,  # for calls that use no HTTP client
         api_key="any",
-        http_client=milkglass.transport(*opened, engine=given.engine),
-        http_async_client=milkglass.async_transport(*opened, engine=given.engine),
+        http_client=milkglass.http_client(*opened, engine=given.engine),
+        http_async_client=milkglass.async_http_client(*opened, engine=given.engine),
         **options,
     )
 

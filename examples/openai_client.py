@@ -24,7 +24,7 @@ def client(given: argparse.Namespace) -> OpenAI:
         return OpenAI(base_url=given.proxy, api_key=os.environ.get("OPENAI_API_KEY", "any"))
     passphrase = os.environ.get("MILKGLASS_PASSPHRASE") or getpass("passphrase: ")
     token = os.environ.get("MILKGLASS_TOKEN")
-    http = milkglass.transport(given.key, passphrase, given.server, token, engine=given.engine)
+    http = milkglass.http_client(given.key, passphrase, given.server, token, engine=given.engine)
     return OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any")  # for calls that use no HTTP client
 
 

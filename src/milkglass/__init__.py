@@ -13,8 +13,8 @@ The public surface, on one page. Everything else may change between versions.
     Codec.open(key, folder)                   text to scrambled ids and back
     DataFile(path, text, label, ...)          a file of your rows, and which of its columns are read
     Remote(url, token)                        a server
-    transport(key, passphrase, server)        for OpenAI(http_client=..., base_url=NOWHERE): the proxy, in this process
-    async_transport(...)                      for AsyncOpenAI(http_client=...)
+    http_client(key, passphrase, server)      for OpenAI(http_client=..., base_url=NOWHERE): the proxy, in this process
+    async_http_client(...)                    for AsyncOpenAI(http_client=...)
     NOWHERE                                   the base_url at which no one listens
     MilkglassError                            what all of them raise
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from milkglass.errors import MilkglassError
     from milkglass.models.checkpoint import Checkpoint
     from milkglass.models.resolve import resolve_model
-    from milkglass.proxy.transport import NOWHERE, async_transport, transport
+    from milkglass.proxy.transport import NOWHERE, async_http_client, http_client
     from milkglass.rows.data_file import DataFile
     from milkglass.schemes.obfuslm import ObfusLM
 
@@ -58,12 +58,12 @@ _MODULE_OF = {
     "Remote": "milkglass.client.remote.remote",
     "Session": "milkglass.client.session",
     "audit_key": "milkglass.audit.key_audit",
-    "async_transport": "milkglass.proxy.transport",
+    "async_http_client": "milkglass.proxy.transport",
     "new_key": "milkglass.client.key.generate",
     "read_key": "milkglass.client.key.file",
     "resolve_model": "milkglass.models.resolve",
     "scramble": "milkglass.client.obfuscate.scramble",
-    "transport": "milkglass.proxy.transport",
+    "http_client": "milkglass.proxy.transport",
     "verify": "milkglass.client.obfuscate.verify",
     "write_key": "milkglass.client.key.file",
 }
@@ -79,13 +79,13 @@ __all__ = [
     "ObfusLM",
     "Remote",
     "Session",
-    "async_transport",
+    "async_http_client",
     "audit_key",
     "new_key",
     "read_key",
     "resolve_model",
     "scramble",
-    "transport",
+    "http_client",
     "verify",
     "write_key",
 ]

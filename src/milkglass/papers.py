@@ -30,8 +30,8 @@ class Paper:
         return replace(self, venue=f"{self.venue}, {place}")
 
 
-def own_paper(title: str, venue: str = "this project") -> Paper:
-    """Returns the citation of a method that no paper describes. `title` is the idea in a sentence."""
+def unpublished_method(title: str, venue: str = "this project") -> Paper:
+    """Returns the citation of a method that no paper describes. `title` says the idea in a sentence."""
     return Paper(title, "Milkglass", 2026, venue)
 
 

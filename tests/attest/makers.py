@@ -164,7 +164,7 @@ class Nvidia:
         for index, block in blocks.items():
             attributes = {"type": "Measurement", "active": active, "index": str(index), "alternatives": "1"}
             etree.SubElement(
-                payload, f"{rim.SWID_NAMESPACE}Resource", attributes | {f"{rim.HASH_ATTRIBUTE}0": block.hex()}
+                payload, f"{rim.SWID_NAMESPACE}Resource", attributes | {f"{rim.HASH_ATTRIBUTE_PREFIX}0": block.hex()}
             )
         from signxml.signer import XMLSigner
 

@@ -348,7 +348,7 @@ def test_an_expired_manifest_is_replaced_by_one_of_the_same_version(monkeypatch:
 
 def test_a_manifest_without_active_values_or_with_many_certificates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = content("nvidia/incorrect_signature_driver_rim.xml")
-    assert reason(lambda: rim.read_manifest(changed, day("2026-01-01"))) == "rim-signature"
+    assert reason(lambda: rim.verify_manifest(changed, day("2026-01-01"))) == "rim-signature"
     who = Nvidia.make().trusted(monkeypatch)
     found = nvidia.SignedMeasurements.parse(GPUS["Hopper on hold"].raw)
     for empty in (
@@ -357,7 +357,7 @@ def test_a_manifest_without_active_values_or_with_many_certificates_is_refused(m
     ):
         assert reason(lambda one=empty: gpu(who, [], [one])) == "rim"
     many = replace(who, signer=replace(who.signer, chain=who.signer.chain * 3))
-    assert reason(lambda: rim.read_manifest(many.manifest("1", {0: bytes(48)}), TODAY)) == "size"
+    assert reason(lambda: rim.verify_manifest(many.manifest("1", {0: bytes(48)}), TODAY)) == "size"
 
 
 def test_a_name_that_nobody_signed_is_cut_in_a_message() -> None:

@@ -161,7 +161,7 @@ def test_four_gpus_are_four_devices_and_one_twice_is_refused() -> None:
 
 def test_one_index_of_a_changed_manifest_differs_and_the_real_one_agrees_in_all() -> None:
     real, changed = (
-        rim.read_manifest(content(f"nvidia/{name}"), day("2025-01-01")) for name in (samples.VBIOS, samples.BAD_VBIOS)
+        rim.verify_manifest(content(f"nvidia/{name}"), day("2025-01-01")) for name in (samples.VBIOS, samples.BAD_VBIOS)
     )
     assert real.version == changed.version == "96.00.5E.00.01" and len(real.values) == 12
     assert [at for at in real.values if real.values[at] != changed.values[at]] == [9]
@@ -235,14 +235,14 @@ def test_each_changed_byte_of_a_gpus_evidence_is_refused() -> None:
 
 def test_a_changed_byte_of_a_manifest_changes_no_value() -> None:
     raw = content(f"nvidia/{samples.VBIOS}")
-    good = rim.read_manifest(raw, day("2025-01-01"))
+    good = rim.verify_manifest(raw, day("2025-01-01"))
     rng, refused = np.random.default_rng(1), 0
     tried = range(0, len(raw), 41)
     for at in tried:
         changed = bytearray(raw)
         changed[at] ^= 1 << int(rng.integers(7))
         try:
-            assert rim.read_manifest(bytes(changed), day("2025-01-01")) == good, at
+            assert rim.verify_manifest(bytes(changed), day("2025-01-01")) == good, at
         except AttestationError:
             refused += 1
     print(f"a manifest: {len(tried)} changes of {len(raw)} bytes: refused {refused}, equal {len(tried) - refused}")
@@ -308,12 +308,12 @@ def test_every_byte_of_a_gpus_certificates(name: str) -> None:
 @pytest.mark.slow
 def test_every_byte_of_a_manifest() -> None:
     raw = content(f"nvidia/{samples.VBIOS}")
-    good, rng, refused = rim.read_manifest(raw, day("2025-01-01")), np.random.default_rng(1), 0
+    good, rng, refused = rim.verify_manifest(raw, day("2025-01-01")), np.random.default_rng(1), 0
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 1 << int(rng.integers(8))
         try:
-            assert rim.read_manifest(bytes(changed), day("2025-01-01")) == good, at
+            assert rim.verify_manifest(bytes(changed), day("2025-01-01")) == good, at
         except AttestationError:
             refused += 1
     print("a manifest", len(raw), "refused", refused, "equal", len(raw) - refused)
@@ -333,7 +333,7 @@ def test_no_bytes_do_anything_but_a_refusal(noise: bytes, at: int) -> None:
             lambda one: intel.verify(one, samples.TDX.collateral, samples.TODAY),
             lambda one: nvidia.verify(hopper.raw[:37] + one, hopper.chain, None, [], [], samples.TODAY),
             lambda one: chains.parse_certificates(one, "noise"),
-            lambda one: rim.read_manifest(one, samples.TODAY),
+            lambda one: rim.verify_manifest(one, samples.TODAY),
             HardwareEvidence.parse,
         ):
             with pytest.raises(AttestationError):
@@ -382,7 +382,7 @@ def test_manifests_with_a_document_type_or_without_end_are_refused() -> None:
         laughs.encode("utf-16").decode("latin-1"),
     ):
         with pytest.raises(AttestationError):
-            rim.read_manifest(bad.encode("utf-8", "replace"), day("2025-01-01"))
+            rim.verify_manifest(bad.encode("utf-8", "replace"), day("2025-01-01"))
 
 
 def wrapped(raw: str) -> list[str]:
@@ -404,10 +404,10 @@ def wrapped(raw: str) -> list[str]:
 
 def test_values_that_the_signature_does_not_cover_are_never_read() -> None:
     raw = content(f"nvidia/{samples.VBIOS}").decode()
-    good = rim.read_manifest(raw.encode(), day("2025-01-01"))
+    good = rim.verify_manifest(raw.encode(), day("2025-01-01"))
     for number, bad in enumerate(wrapped(raw)):
         try:
-            assert rim.read_manifest(bad.encode(), day("2025-01-01")) == good, number
+            assert rim.verify_manifest(bad.encode(), day("2025-01-01")) == good, number
         except AttestationError:
             continue
 

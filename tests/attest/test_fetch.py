@@ -77,7 +77,10 @@ def test_a_gpus_manifests_and_revocation_are_asked_by_its_own_words() -> None:
     paths = [path for path, _ in makers.asked]
     assert "/v1/rim/NV_GPU_VBIOS_1010_0200_882_96005E0001" in paths and "/v1/rim/NV_GPU_DRIVER_GH100_535.86.09" in paths
     requests = [ocsp.load_der_ocsp_request(body) for path, body in makers.asked if path == "/ocsp"]
-    gpu, signer = chains.parse_certificates(hopper.chain, "x"), rim_of.read_signers(content(f"nvidia/{samples.VBIOS}"))
+    gpu, signer = (
+        chains.parse_certificates(hopper.chain, "x"),
+        rim_of.read_signer_chain(content(f"nvidia/{samples.VBIOS}")),
+    )
     authorities = {one.serial_number for one in (*gpu[1:-1], *signer[:-1])}
     assert {one.serial_number for one in requests} == authorities and gpu[0].serial_number not in authorities
     assert len(requests) == len(authorities) == 6, "nothing is asked twice, and nothing of a key that a GPU made itself"

@@ -14,7 +14,7 @@ from milkglass.audit.outcome import strongest
 from milkglass.audit.report.result import BudgetPoint
 from milkglass.audit.run import RECIPE_OPTIONS, run
 from milkglass.audit.scene import ALIKE, Adversary, Scene
-from milkglass.papers import own_paper
+from milkglass.papers import unpublished_method
 from milkglass.sequences import Sequences
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
@@ -62,7 +62,7 @@ class Counting(Attack):
 
     name = "counting"
     title = "Counting"
-    paper = own_paper("A test")
+    paper = unpublished_method("A test")
     sees = frozenset({Tokens})
     assumes = frozenset({"corpus"})
 

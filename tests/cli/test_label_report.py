@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milkglass.cli.ui.label_report import report_lines
-from milkglass.metrics.confusion import Confusion
+from milkglass.metrics.confusion import ConfusionMatrix
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,6 @@ from milkglass.metrics.confusion import Confusion
     ],
 )
 def test_uneven_classes_are_named(names: tuple[str, ...], counts: list[list[int]], said: str | None) -> None:
-    shown = "\n".join(report_lines(Confusion(names, np.array(counts, np.int64))))
+    shown = "\n".join(report_lines(ConfusionMatrix(names, np.array(counts, np.int64))))
     assert ("the classes are uneven" in shown) == (said is not None)
     assert said is None or said in shown

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from milkglass.client.codec.aliases import IdExchange
+from milkglass.client.codec.aliases import IdRandomiser
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import encode_examples
 from milkglass.client.key.file import seal, unseal, write_key
@@ -61,10 +61,10 @@ def test_an_audit_reads_the_ids_that_were_sent(key: Key, base: Checkpoint) -> No
 def test_the_draws_of_a_text_are_the_known_answer() -> None:
     known = json.loads((Path(__file__).parents[2] / "vectors" / "responses.json").read_text("utf-8"))
     mechanism = RandomisedResponse(np.array(known["values"]), known["text"]["epsilon"])
-    responses = IdExchange(mechanism, Stream(bytes.fromhex(known["key"])))
+    responses = IdRandomiser(mechanism, Stream(bytes.fromhex(known["key"])))
     ids = np.array(known["ids"], np.int32)
     for _ in range(2):
-        assert responses.exchange(np.array(known["text"]["tokens"]), ids).tolist() == known["text"]["sent"]
+        assert responses.randomise(np.array(known["text"]["tokens"]), ids).tolist() == known["text"]["sent"]
 
 
 def test_another_text_and_another_key_are_exchanged_otherwise(key: Key, base: Checkpoint) -> None:
@@ -133,7 +133,7 @@ def test_a_key_for_a_job_exchanges_too(key: Key, base: Checkpoint) -> None:
     child = for_job(base, key, "second")
     assert child.info.scheme["epsilon"] == 1.0
     codec = Codec.open(child, base.folder)
-    assert codec.id_exchange is not None and len(codec.id_exchange.mechanism.values) == 12
+    assert codec.id_randomiser is not None and len(codec.id_randomiser.mechanism.values) == 12
     plain = codec.tokenizer(TEXT)["input_ids"]
     assert 0 < (np.array(sent(child, base, TEXT)[0]) != child.first_ids[plain]).sum() < len(plain)
 

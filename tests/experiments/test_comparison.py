@@ -36,7 +36,12 @@ from milkglass.experiments.procedures.cells import (
     stored_seconds,
     train_cell,
 )
-from milkglass.experiments.procedures.leakage import LeakageTexts, _figures, distance_figures, own_and_nearest_distances
+from milkglass.experiments.procedures.leakage import (
+    LeakageSettings,
+    _figures,
+    distance_figures,
+    own_and_nearest_distances,
+)
 from milkglass.experiments.record import POOLED_SUFFIX, make_records, numbers_by_name
 from milkglass.experiments.reproduce import reproduce
 from milkglass.experiments.runs import RunContext, pack_answers, unpack_answers
@@ -333,7 +338,7 @@ def test_attacks_read_the_uploaded_table_and_the_tuned_one(recipe: Path, data: P
     assert "vocabulary top-1, knn, model only, small, plain" not in found
     assert "tokens top-1, tfa, same kind of text, small, plain" in found, "what reads no table is still run"
     with pytest.raises(UsageError, match=r"attacked\.tables .*'old'"):
-        LeakageTexts(1, 1, tables="old")  # type: ignore[arg-type]
+        LeakageSettings(1, 1, tables="old")  # type: ignore[arg-type]
 
 
 def test_distances_to_the_own_row_and_to_the_nearest_other() -> None:
@@ -571,7 +576,7 @@ def test_held_out_texts_may_be_what_is_attacked(recipe: Path, data: Path, tmp_pa
     assert found["texts, attacker, small, plain"] == 24
     assert found["tokens top-1, knn, model only, small, plain"] == 100
     with pytest.raises(UsageError, match=r"attacked\.private .*'all'"):
-        LeakageTexts(3, 99, private="all")  # type: ignore[arg-type]
+        LeakageSettings(3, 99, private="all")  # type: ignore[arg-type]
 
 
 def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
@@ -579,8 +584,8 @@ def test_a_defence_may_have_an_attacked_of_its_own(tmp_path: Path) -> None:
     more = "[defences.anew]\nk = 4\nepsilon = 0.1\nattacked = { rows = 4 }\n[published]"
     path.write_text(RECIPE.replace("[published]", more), "utf-8")
     recipe = ComparisonRecipe.read(path)
-    assert recipe.attacked_of(recipe.defences["obfuslm"]) == LeakageTexts(8, 8)
-    assert recipe.attacked_of(recipe.defences["anew"]) == LeakageTexts(4, 8)
+    assert recipe.attacked_of(recipe.defences["obfuslm"]) == LeakageSettings(8, 8)
+    assert recipe.attacked_of(recipe.defences["anew"]) == LeakageSettings(4, 8)
     path.write_text(RECIPE.replace("[published]", more.replace("rows = 4", "row = 4")), "utf-8")
     with pytest.raises(UsageError, match="row"):
         ComparisonRecipe.read(path)

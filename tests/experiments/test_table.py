@@ -65,7 +65,7 @@ def test_figures_over_epsilon_are_drawn() -> None:
     ]  # fmt: skip
     variants = {"plain": {}, "three": {"k": 1, "epsilon": 3}, "one": {"k": 1, "epsilon": 1}}
     (found,) = curves.curves_of(records, variants)
-    assert found.measure == "accuracy" and found.levels["after"] == 90.0
+    assert found.measure == "accuracy" and found.plain_values["after"] == 90.0
     assert found.lines == {"after": ((1.0, 70.0, 5.0), (3.0, 80.0, 0.0))}, "one point is no line"
     result = {"recipe": "a", "paper": "b", "variants": variants, "figures": [one.to_json() for one in records]}
     page = table.html(table.result_table(result))

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from milkglass.metrics.confusion import Confusion
+from milkglass.metrics.confusion import ConfusionMatrix
 
 NAMES = ("a", "b", "c")
 
 
 def test_shares_by_hand() -> None:
-    found = Confusion(NAMES, np.array([[2, 1, 0], [1, 1, 0], [0, 0, 0]]))
+    found = ConfusionMatrix(NAMES, np.array([[2, 1, 0], [1, 1, 0], [0, 0, 0]]))
     assert found.text_count == 5 and found.commonest_class == ("a", 0.6)
     assert np.allclose(found.recall[:2], [2 / 3, 1 / 2]) and math.isnan(found.recall[2])
     assert np.allclose(found.precision[:2], [2 / 3, 1 / 2]) and math.isnan(found.precision[2])
@@ -23,7 +23,7 @@ def test_shares_by_hand() -> None:
 
 
 def test_a_servers_counts_are_read() -> None:
-    found = Confusion.read([[5, 1], [0, 4]], {1: "no", 0: "yes"})
+    found = ConfusionMatrix.from_counts([[5, 1], [0, 4]], {1: "no", 0: "yes"})
     assert found is not None and found.names == ("yes", "no") and found.counts.tolist() == [[5, 1], [0, 4]]
 
 
@@ -33,9 +33,9 @@ def test_a_servers_counts_are_read() -> None:
      [[0, 0], [0, 0]], [[1, 2], [3, 1 << 60]]],
 )  # fmt: skip
 def test_what_is_no_table_of_counts_is_left_out(counts: object) -> None:
-    assert Confusion.read(counts, {0: "yes", 1: "no"}) is None
+    assert ConfusionMatrix.from_counts(counts, {0: "yes", 1: "no"}) is None
 
 
 def test_counts_of_other_classes_are_left_out() -> None:
-    assert Confusion.read([[1]], {}) is None
-    assert Confusion.read([[1, 0], [0, 1]], {0: "a", 2: "b"}) is None
+    assert ConfusionMatrix.from_counts([[1]], {}) is None
+    assert ConfusionMatrix.from_counts([[1, 0], [0, 1]], {0: "a", 2: "b"}) is None

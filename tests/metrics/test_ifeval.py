@@ -148,8 +148,8 @@ def test_a_rule_tells_what_keeps_it_from_what_breaks_it(
     rule: str, arguments: dict[str, Any], good: list[str], bad: list[str]
 ) -> None:
     one = Instruction(rule, arguments)
-    assert [one.is_kept(answer) for answer in good] == [True] * len(good)
-    assert [one.is_kept(answer) for answer in bad] == [False] * len(bad)
+    assert [one.is_followed(answer) for answer in good] == [True] * len(good)
+    assert [one.is_followed(answer) for answer in bad] == [False] * len(bad)
 
 
 def test_every_rule_of_the_paper_is_tested_or_said_to_be_unsupported() -> None:
@@ -160,8 +160,8 @@ def test_every_rule_of_the_paper_is_tested_or_said_to_be_unsupported() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_an_empty_answer_keeps_no_rule(rule: str) -> None:
     arguments = next(given for one, given, *_ in CASES if one == rule)
-    assert Instruction(rule, arguments).is_kept(" \n") is False
-    assert Instruction(rule, arguments).is_kept_loosely("") is False
+    assert Instruction(rule, arguments).is_followed(" \n") is False
+    assert Instruction(rule, arguments).is_followed_loosely("") is False
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_loose_forms() -> None:
     assert loose_variants("a\n*b*\nc") == ["a\n*b*\nc", "a\nb\nc", "*b*\nc", "b\nc", "a\n*b*", "a\nb", "*b*", "b"]
     json = Instruction("detectable_format:json_format")
     answer = 'Sure, here it is:\n{"a": 1}\nAnything else?'
-    assert (json.is_kept(answer), json.is_kept_loosely(answer)) == (False, True)
+    assert (json.is_followed(answer), json.is_followed_loosely(answer)) == (False, True)
 
 
 def prompt(*rules: str) -> Prompt:
@@ -237,7 +237,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(UsageError, match="no num_words"):
         Instruction("length_constraints:number_words", {"relation": "at least", "num_words": None})
     with pytest.raises(UsageError, match="relation 'about'"):
-        Instruction("length_constraints:number_words", {"relation": "about", "num_words": 3}).is_kept("a b")
+        Instruction("length_constraints:number_words", {"relation": "about", "num_words": 3}).is_followed("a b")
     with pytest.raises(UsageError, match="lacks prompt"):
         Prompt.of({"prompt": "a"})
     with pytest.raises(UsageError, match=r"\b1 answers\b.*\b2 prompts"):

@@ -39,7 +39,7 @@ def codec() -> Codec:
 
 def read(codec: Codec, text: str, size: int, end: Finish = "stop", **more: Any) -> tuple[list[Piece], str]:
     ids = codec.sigma[codec.tokenizer(text, add_special_tokens=False)["input_ids"]].tolist()
-    request = GenerationRequest("m", IdsRequest([1], 500), tools=TOOLS, **more)
+    request = GenerationRequest("m", IdsRequest([1], 500), required_arguments=TOOLS, **more)
     reply = Reply(codec, Scripted(ids, size, end), request, ignore_ids)  # type: ignore[arg-type]
 
     async def run() -> list[Piece]:

@@ -43,7 +43,7 @@ def test_the_official_client_in_one_process(served: tuple[Path, Tap]) -> None:
     key, tap = served
     before = usage.read(key).tokens
     with openai.OpenAI(
-        http_client=milkglass.transport(key, "a passphrase", tap.url, TOKEN), api_key="any", max_retries=0
+        http_client=milkglass.http_client(key, "a passphrase", tap.url, TOKEN), api_key="any", max_retries=0
     ) as client:
         asked = {"model": "scrambled", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
         whole = client.chat.completions.create(**asked)
@@ -67,7 +67,7 @@ def test_a_codec_alone_is_enough(served: tuple[Path, Tap], tmp_path: Path) -> No
     asked = {"model": "scrambled", "messages": QUESTION, "max_tokens": 8, "temperature": 0}
     texts = []
     for file, passphrase in ((key, "a passphrase"), (tmp_path / "worker.mgkey", "another")):
-        http = milkglass.transport(file, passphrase, tap.url, TOKEN)
+        http = milkglass.http_client(file, passphrase, tap.url, TOKEN)
         with openai.OpenAI(http_client=http, api_key="any", max_retries=0) as client:
             texts.append(client.chat.completions.create(**asked).choices[0].message.content)
     assert texts[0] == texts[1] != ""
@@ -77,7 +77,7 @@ def test_the_asynchronous_client(served: tuple[Path, Tap]) -> None:
     key, tap = served
 
     async def run() -> list[str]:
-        http = milkglass.async_transport(key, "a passphrase", tap.url, TOKEN)
+        http = milkglass.async_http_client(key, "a passphrase", tap.url, TOKEN)
         async with openai.AsyncOpenAI(http_client=http, api_key="any", max_retries=0) as client:
             asked = {"model": "scrambled", "prompt": tiny.TEXTS[1], "max_tokens": 6, "temperature": 0}
             answers = await asyncio.gather(*(client.completions.create(**asked) for _ in range(4)))
@@ -90,7 +90,7 @@ def test_the_asynchronous_client(served: tuple[Path, Tap]) -> None:
 
 def test_an_engine_that_is_not_there_is_an_error_of_ours(served: tuple[Path, Tap]) -> None:
     key, _ = served
-    http = milkglass.transport(key, "a passphrase", "http://127.0.0.1:9")
+    http = milkglass.http_client(key, "a passphrase", "http://127.0.0.1:9")
     with (
         openai.OpenAI(http_client=http, api_key="any", max_retries=0) as client,
         pytest.raises(openai.InternalServerError, match="does not answer"),
@@ -102,7 +102,7 @@ def test_an_engine_that_was_down_is_asked_again(served: tuple[Path, Tap], tmp_pa
     key, tap = served
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    http = milkglass.transport(key, "a passphrase", f"http://127.0.0.1:{port}", TOKEN)
+    http = milkglass.http_client(key, "a passphrase", f"http://127.0.0.1:{port}", TOKEN)
     with openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client:
         with pytest.raises(openai.InternalServerError, match="does not answer"):
             client.models.list()
@@ -124,7 +124,7 @@ def test_the_clients_own_timeout_holds(served: tuple[Path, Tap]) -> None:
     key, _ = served
 
     def work(url: str) -> None:
-        http = milkglass.transport(key, "a passphrase", url, engine="vllm")
+        http = milkglass.http_client(key, "a passphrase", url, engine="vllm")
         with openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client:
             client.models.list()
             with pytest.raises(openai.APITimeoutError):
@@ -145,7 +145,7 @@ def test_a_fault_of_ours_in_the_middle_of_a_stream_is_not_its_end(
     monkeypatch.setattr("milkglass.proxy.app._stream", broken)
 
     def work(url: str) -> None:
-        http = milkglass.transport(key, "a passphrase", url, engine="vllm")
+        http = milkglass.http_client(key, "a passphrase", url, engine="vllm")
         with (
             openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client,
             pytest.raises(openai.APIConnectionError),
@@ -159,7 +159,7 @@ def test_calls_over_web_sockets_reach_no_one(served: tuple[Path, Tap]) -> None:
     """They use no HTTP client: with the address that the documentation gives, nothing can be sent."""
     key, tap = served
     before = len(tap.heard)
-    http = milkglass.transport(key, "a passphrase", tap.url, TOKEN)
+    http = milkglass.http_client(key, "a passphrase", tap.url, TOKEN)
     with (
         openai.OpenAI(http_client=http, base_url=milkglass.NOWHERE, api_key="any", max_retries=0) as client,
         pytest.raises((OSError, openai.OpenAIError)),

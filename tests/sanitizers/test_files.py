@@ -18,7 +18,7 @@ from milkglass.errors import BadTable, CodecError, MilkglassError, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.rows.blocks import require_rows, row_format_of
 from milkglass.sanitizers.catalogue import SANITIZERS
-from milkglass.sanitizers.files import count_file, map_blocks, report_path, sanitize_file
+from milkglass.sanitizers.files import count_occurrences, map_blocks, report_path, sanitize_file
 from milkglass.sanitizers.santext import SanText
 from milkglass.sanitizers.table import read_glove, tokens_of_model, words_of_model
 from milkglass.sanitizers.text import WORD_CLASSES, TextSanitizer, WordReader
@@ -162,7 +162,7 @@ def test_counting(tmp_path: Path) -> None:
     source = tmp_path / "in.txt"
     source.write_text("apple Apple fig 12\nfig fig zanzibar\n")
     reported: list[int] = []
-    counts = count_file(WordReader(TABLE), source, row_format_of(source), 0, reported.append)
+    counts = count_occurrences(WordReader(TABLE), source, row_format_of(source), 0, reported.append)
     assert counts.sum() == 5 and counts[WORDS.index("apple")] == 2 and counts[WORDS.index("fig")] == 3
     assert reported == [36]
 

@@ -13,7 +13,7 @@ from milkglass.errors import CodecError, UsageError
 from milkglass.noise.stream import Stream
 from milkglass.rows.blocks import RowFormat, require_rows, row_format_of
 from milkglass.sanitizers.catalogue import SANITIZERS
-from milkglass.sanitizers.files import count_file, sanitize_file
+from milkglass.sanitizers.files import count_occurrences, sanitize_file
 from milkglass.sanitizers.rnm import RnmMethod
 from milkglass.sanitizers.text import TokenReader, TokenTextSanitizer, WordTally
 from tests import tiny
@@ -92,7 +92,7 @@ def test_only_what_users_say_is_replaced_and_the_instruction_stays(reader: Token
     own = sum(map(len, reader.ids([CHAT[1]["content"].removeprefix(ASKED), CHAT[3]["content"]])))
     assert report["by"] == "tokens" and report["words"]["all"]["words"] == report["words"]["all"]["replaced"] == 3 * own
     assert report["fields_left_as_they_are"] == ["messages.assistant", "messages.system"]
-    counts = count_file(reader, source, shape, 0, lambda _: None)
+    counts = count_occurrences(reader, source, shape, 0, lambda _: None)
     assert counts.sum() == 3 * own, "what is kept is not counted either"
 
 

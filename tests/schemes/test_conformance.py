@@ -12,7 +12,7 @@ import torch
 
 from milkglass.attacks.embeddings.ednn import EDNN
 from milkglass.audit.key_scene import AuditFiles, key_scene
-from milkglass.client.codec.aliases import AliasChoices, mechanism_of
+from milkglass.client.codec.aliases import AliasChoices, randomised_response_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.key.file import seal, unseal
 from milkglass.client.key.generate import new_key
@@ -135,8 +135,8 @@ def test_what_the_client_sends_is_permuted_and_comes_back(case: Case) -> None:
     (sent,) = codec.encode([TEXTS[0]]).ids
     plain = codec.tokenizer(TEXTS[0])["input_ids"]
     choices = AliasChoices.of(case.key)
-    if codec.id_exchange is not None:
-        exchanged = codec.id_exchange.mechanism.values.tolist()
+    if codec.id_randomiser is not None:
+        exchanged = codec.id_randomiser.mechanism.values.tolist()
         for one, token in zip(sent.tolist(), plain, strict=True):
             own = int(case.key.first_ids[token])
             assert one in (exchanged if own in exchanged else [own])
@@ -171,7 +171,7 @@ def test_a_transcript_holds_what_really_crosses(case: Case, tmp_path: Path) -> N
 def _named(key: Key, texts: list[np.ndarray]) -> set[bytes]:
     """What the ids of each text name, whichever of several was drawn: tokens, or clusters, or any exchanged id."""
     what = key.inverse
-    if (responses := mechanism_of(key)) is not None:
+    if (responses := randomised_response_of(key)) is not None:
         what[responses.values] = what[responses.values[0]]
     for group in key.groups or []:
         what[np.isin(what, group)] = group[0]

@@ -125,7 +125,7 @@ async def fetch_collateral(
             for file, name in manifest_names(raw, chip_of(gpu_chain)).items():
                 answer = await _download(client, f"{services.nvidia_rim}/v1/rim/{name}")
                 manifest = files[f"{file}-{number}.xml"] = _manifest(answer)
-                chains.append((f"{file}-", rim.read_signers(manifest)))
+                chains.append((f"{file}-", rim.read_signer_chain(manifest)))
             for prefix, chain in chains:
                 for index, request in enumerate(status_requests(chain)):
                     if request not in statuses:

@@ -298,7 +298,7 @@ def _reference_claims(
         if component is None or stated_chip != chip:
             continue
         try:
-            reference = rim.read_manifest(manifest, now, revocation_files)
+            reference = rim.verify_manifest(manifest, now, revocation_files)
         except AttestationError as error:
             if error.reason != "expired":
                 raise

@@ -79,7 +79,7 @@ class _Image(_PolicyPart):
     origin: NonEmptyText
 
 
-class SnpImage(_Image):
+class SevSnpImage(_Image):
     """Describes an image of SEV-SNP by its launch measurement."""
 
     launch: Hex
@@ -120,7 +120,7 @@ class SevSnpDemands(_PolicyPart):
 
     products: list[Literal["Milan", "Genoa", "Turin"]] = []
     tcb: dict[Literal["bootloader", "tee", "snp", "microcode", "fmc"], ComponentVersion] = {}
-    image: list[SnpImage] = []
+    image: list[SevSnpImage] = []
 
 
 class TdxDemands(_PolicyPart):
@@ -216,7 +216,7 @@ class Policy(_PolicyPart):
     accept: dict[str, NonEmptyText] = {}
 
     @property
-    def takes_software(self) -> bool:
+    def accepts_software(self) -> bool:
         """Returns whether the software stand-in is taken. Verdicts then say NOT ATTESTED."""
         return bool(self.kinds)
 
@@ -229,21 +229,21 @@ class Policy(_PolicyPart):
 _AnyPolicy = TypeVar("_AnyPolicy", Policy, EnclavePolicy)
 
 
-def read_policy(path: Path, model: type[_AnyPolicy]) -> _AnyPolicy:
+def read_policy(path: Path, policy_type: type[_AnyPolicy]) -> _AnyPolicy:
     """Reads a policy of a type from a file. Raises UsageError, which names the entry at fault."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise UsageError(f"the policy {path} cannot be read ({type(error).__name__})", "give a file in TOML") from None
-    return parse_policy(raw, path.name, model)
+    return parse_policy(raw, path.name, policy_type)
 
 
-def parse_policy(raw: bytes, name: str, model: type[_AnyPolicy]) -> _AnyPolicy:
+def parse_policy(raw: bytes, name: str, policy_type: type[_AnyPolicy]) -> _AnyPolicy:
     """Parses a policy of a type; errors have `name`, the file's. Raises UsageError, which names the entry at fault."""
     if len(raw) > MAX_POLICY_BYTES:
         raise UsageError(f"{name} has {len(raw):,} bytes, at most {MAX_POLICY_BYTES:,} are read", "give a policy")
     try:
-        policy = model.model_validate(tomllib.loads(raw.decode()))
+        policy = policy_type.model_validate(tomllib.loads(raw.decode()))
     except ValidationError as error:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])

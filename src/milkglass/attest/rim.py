@@ -25,7 +25,7 @@ MAX_ALTERNATIVES = 64  # values of a measurement that are accepted; further ones
 MAX_XML_BYTES, MAX_XML_DEPTH, MAX_XML_ELEMENTS = 1 << 20, 16, 20_000
 SWID_NAMESPACE = "{http://standards.iso.org/iso/19770/-2/2015/schema.xsd}"
 DSIG_NAMESPACE = "{http://www.w3.org/2000/09/xmldsig#}"
-HASH_ATTRIBUTE = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
+HASH_ATTRIBUTE_PREFIX = "{http://www.w3.org/2001/04/xmlenc#sha384}Hash"
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def read_chip_and_version(manifest_xml: bytes) -> tuple[str, str]:
     return ("", "") if meta is None else (str(meta.get("product", "")), str(meta.get("colloquialVersion", "")))
 
 
-def read_manifest(manifest_xml: bytes, now: datetime, revocation_files: Sequence[bytes] = ()) -> ReferenceManifest:
-    """Verifies and reads a manifest.
+def verify_manifest(manifest_xml: bytes, now: datetime, revocation_files: Sequence[bytes] = ()) -> ReferenceManifest:
+    """Verifies a manifest, and returns its reference values.
 
     Args:
         manifest_xml: the manifest.
@@ -92,7 +92,7 @@ def read_manifest(manifest_xml: bytes, now: datetime, revocation_files: Sequence
     return _parse_reference_values(signed_xml, is_revocation_checked)
 
 
-def read_signers(manifest_xml: bytes) -> list[x509.Certificate]:
+def read_signer_chain(manifest_xml: bytes) -> list[x509.Certificate]:
     """Returns the signer's certificates, leaf first, without verification. Raises AttestationError."""
     return _signer_chain(_parse_xml(manifest_xml))
 
@@ -158,7 +158,7 @@ def _parse_reference_values(root: Any, is_revocation_checked: bool) -> Reference
             continue
         try:
             index, count = int(resource.get("index", "")), int(resource.get("alternatives", ""))
-            hash_names = [f"{HASH_ATTRIBUTE}{hash_index}" for hash_index in range(min(count, MAX_ALTERNATIVES))]
+            hash_names = [f"{HASH_ATTRIBUTE_PREFIX}{hash_index}" for hash_index in range(min(count, MAX_ALTERNATIVES))]
             allowed = frozenset(bytes.fromhex(resource.get(hash_name, "")) for hash_name in hash_names)
         except ValueError:
             raise AttestationError("rim", "a value of a reference manifest is malformed") from None

@@ -162,7 +162,7 @@ def reading_curve(
             subset, tokens = key_budget.with_first_texts(replace(scene, adversaries=(sole_adversary,)), size)
             (rerun,) = run(
                 subset, {best.attack: attacks[best.attack]}, None, budget, seed, options=rerun_options
-            ).finished_attacks
+            ).outcomes
             if rerun.result.state != "done" or rerun.result.cut or rerun.reading is None:
                 break
             points.append(BudgetPoint(adversary.name, tokens, *key_budget.shares_read(subset, rerun.reading)))

@@ -24,7 +24,7 @@ from milkglass.audit.scene import (
     require_enough_texts,
     require_texts,
 )
-from milkglass.client.codec.aliases import mechanism_of
+from milkglass.client.codec.aliases import randomised_response_of
 from milkglass.client.codec.codec import Codec
 from milkglass.client.data.texts import EncodedTexts, read_encoded, texts_of_ids, token_pieces
 from milkglass.client.key.generate import new_key
@@ -243,7 +243,9 @@ def scene_of_texts(
     if key.token_symbols is not None:  # the map hides nothing: anyone solves the rows for it
         symbols = key.first_ids.astype(np.int64)
         candidates = Candidates.of_symbols(symbols)
-        without_text = replace(without_text, symbols=symbols, candidates=candidates, responses=mechanism_of(key))
+        without_text = replace(
+            without_text, symbols=symbols, candidates=candidates, responses=randomised_response_of(key)
+        )
     adversaries = []
     for name, text in attackers.items():
         text_left = replace(text, public=without_private(text.public, original, codec.tokenizer))

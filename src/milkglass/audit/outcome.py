@@ -113,8 +113,8 @@ def interval_from_json(raw: Mapping[str, Any]) -> Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class FinishedAttack:
-    """Holds what came of one attack by one adversary.
+class AttackOutcome:
+    """Holds the outcome of one attack by one adversary, also if the attack did not run.
 
     Attributes:
         result: the result, also if the attack did not run.
@@ -133,25 +133,25 @@ class AuditRun:
     """Holds what came of all attacks of a run.
 
     Attributes:
-        finished_attacks: each attack with its result, guess and reading.
+        outcomes: the outcome of each attack by each adversary.
         candidates: what the solvers that need no text found.
     """
 
-    finished_attacks: tuple[FinishedAttack, ...]
+    outcomes: tuple[AttackOutcome, ...]
     candidates: Candidates | None
 
     @property
     def results(self) -> tuple[AttackResult, ...]:
         """Returns the result of each attack by each attacker."""
-        return tuple(attack.result for attack in self.finished_attacks)
+        return tuple(outcome.result for outcome in self.outcomes)
 
     @property
     def readings(self) -> dict[tuple[str, str], Ids]:
         """Returns the reading of each attack that has one, by the names of attacker and attack."""
         return {
-            (attack.result.adversary, attack.result.attack): attack.reading
-            for attack in self.finished_attacks
-            if attack.reading is not None
+            (outcome.result.adversary, outcome.result.attack): outcome.reading
+            for outcome in self.outcomes
+            if outcome.reading is not None
         }
 
 
@@ -164,10 +164,10 @@ def strongest(results: tuple[AttackResult, ...], measure: str | None = None) -> 
             that neither figure of a verdict is far below another attack's.
     """
     names = ("tokens top-1", "content top-1") if measure is None else (measure, "tokens top-1")
-    comparable = [cell for cell in results if not cell.of_outputs and not math.isnan(cell.value(names[0]))]
+    comparable = [result for result in results if not result.of_outputs and not math.isnan(result.value(names[0]))]
 
-    def shares(cell: AttackResult) -> tuple[float, ...]:
-        values = [0.0 if math.isnan(cell.value(name)) else cell.value(name) for name in names]  # no content at all
+    def shares(result: AttackResult) -> tuple[float, ...]:
+        values = [0.0 if math.isnan(result.value(name)) else result.value(name) for name in names]  # no content at all
         return (sum(values),) if measure is None else tuple(values)
 
     return max(comparable, key=shares, default=None)

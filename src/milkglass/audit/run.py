@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from milkglass.attacks.assignment import Solver, guess_by_rank
-from milkglass.audit.outcome import AttackResult, AuditRun, FinishedAttack, share_in_group, shares_by_class
+from milkglass.audit.outcome import AttackOutcome, AttackResult, AuditRun, share_in_group, shares_by_class
 from milkglass.audit.plan import AttackTurn, scheduled_attacks, split_at_chain, turns_of
 from milkglass.audit.resume import ResumeStore
 from milkglass.audit.scene import Adversary, Scene
@@ -115,7 +115,7 @@ class _Chain:
         is_renewed: whether a solver ran now, so that stored results that used earlier candidates are outdated.
     """
 
-    attacks: list[FinishedAttack]
+    attacks: list[AttackOutcome]
     candidates: Candidates | None
     is_renewed: bool
 
@@ -137,7 +137,7 @@ class _Runner:
         solvers = [turn for turn in turns if turn.is_solver_without_text]
         preprocessors = [turn.attack for turn in turns if isinstance(turn.attack, Preprocessor)] if solvers else []
         adversary = self.scene.adversaries[0]
-        finished, is_renewed = list[FinishedAttack](), False
+        finished, is_renewed = list[AttackOutcome](), False
         candidates, transcript = adversary.knowledge.candidates, self.scene.transcript
         for preprocessor in preprocessors:
             try:
@@ -162,7 +162,7 @@ class _Runner:
         candidates: Candidates | None,
         transcript: Transcript,
         is_renewed: bool,
-    ) -> tuple[FinishedAttack, Candidates | None, bool]:
+    ) -> tuple[AttackOutcome, Candidates | None, bool]:
         """Returns a solver's result, the candidates that it found, and whether it ran now.
 
         Args:
@@ -186,7 +186,7 @@ class _Runner:
         finished = finished or self._run_attack(turn, adversary, knowledge, make_guess, solutions)
         return finished, solutions[0] if solutions else stored_candidates, bool(solutions)
 
-    def run_attack(self, turn: AttackTurn, adversary: Adversary, chain: _Chain) -> FinishedAttack:
+    def run_attack(self, turn: AttackTurn, adversary: Adversary, chain: _Chain) -> AttackOutcome:
         """Returns an attack's result: the stored one if it still holds, or else that of a new run."""
         knowledge, is_stale = adversary.knowledge, False
         if turn.takes_candidates and knowledge.candidates is None:
@@ -194,7 +194,7 @@ class _Runner:
         stored = None if is_stale else self._load_stored(turn, adversary)
         return stored or self._run_attack(turn, adversary, knowledge, turn.attack)
 
-    def _load_stored(self, turn: AttackTurn, adversary: Adversary) -> FinishedAttack | None:
+    def _load_stored(self, turn: AttackTurn, adversary: Adversary) -> AttackOutcome | None:
         """Returns the stored result of an earlier run, or None.
 
         Its seconds are charged to the run's budget, if that counts work.
@@ -205,7 +205,7 @@ class _Runner:
         result, reading = stored
         self.budget.spend(result.seconds)
         self._add_result(result)
-        return FinishedAttack(result, reading=reading)
+        return AttackOutcome(result, reading=reading)
 
     def _run_attack(
         self,
@@ -214,7 +214,7 @@ class _Runner:
         knowledge: Knowledge,
         make_guess: MakeGuess,
         solutions: Sequence[Candidates] = (),
-    ) -> FinishedAttack:
+    ) -> AttackOutcome:
         """Runs an attack, grades it and stores the result. An error becomes the attack's result, and the run goes on.
 
         Args:
@@ -228,10 +228,10 @@ class _Runner:
                 result, turn, self.scene.seen_by(adversary), knowledge, make_guess, solutions
             )
         except MilkglassError as error:
-            finished = FinishedAttack(replace(result, state="failed", reason=error.message))
+            finished = AttackOutcome(replace(result, state="failed", reason=error.message))
         except Exception as error:  # noqa: BLE001 - one attack's fault must not cost the others' results
             fault = type(error).__name__  # without its message, which may quote texts
-            finished = FinishedAttack(replace(result, state="failed", reason=fault))
+            finished = AttackOutcome(replace(result, state="failed", reason=fault))
         if finished.result.state == "done" and self.store is not None:
             self.store.write_result(turn.file_name(adversary), finished.result, finished.reading)
         self._add_result(finished.result)
@@ -249,15 +249,15 @@ class _Runner:
     def _attack_and_grade(
         self, result: AttackResult, turn: AttackTurn, seen: Transcript, knowledge: Knowledge, make_guess: MakeGuess,
         solutions: Sequence[Candidates],
-    ) -> FinishedAttack:  # fmt: skip
+    ) -> AttackOutcome:  # fmt: skip
         """Returns an attack's graded result, or why it does not apply or came too late."""
         budget = self._budget(turn)
         if reason := why_not(turn.attack, seen, knowledge):
-            return FinishedAttack(replace(result, state="does not apply", reason=reason))
+            return AttackOutcome(replace(result, state="does not apply", reason=reason))
         if self.options.ends_when_all_is_read and not turn.attack.of_outputs and self._is_all_read():
-            return FinishedAttack(replace(result, state="does not apply", reason=ALL_READ_REASON))
+            return AttackOutcome(replace(result, state="does not apply", reason=ALL_READ_REASON))
         if reason := turn.why_late(self.budget.left()):
-            return FinishedAttack(replace(result, reason=reason))
+            return AttackOutcome(replace(result, reason=reason))
         self.options.on_begin(turn.attack.title)
         started = budget.clock()
         attack_seed = [self.seed, *turn.name.encode()] if self.options.next_budget is None else self.seed
@@ -265,18 +265,18 @@ class _Runner:
             with time_limit(self._deadline(budget)), _seed_torch(budget, attack_seed):
                 guess = make_guess(seen, knowledge, budget, np.random.default_rng(attack_seed))
         except OutOfTime:
-            return FinishedAttack(replace(result, reason=ENDED_REASON))
+            return AttackOutcome(replace(result, reason=ENDED_REASON))
         if budget.clock() == started:
             budget.spend(self._declared_cost(turn, knowledge))
         result, is_cut = replace(result, state="done", seconds=budget.clock() - started), budget.left() <= 0
         truth, rng = self.scene.truth_about(turn.attack.of_outputs), np.random.default_rng(self.seed)
         result = replace(result, measures=score(guess, truth, rng).measures, in_group=share_in_group(solutions, truth))
         if guess.bags is not None or guess.texts is not None or turn.attack.of_outputs:
-            return FinishedAttack(result.with_cut(is_cut), guess)
+            return AttackOutcome(result.with_cut(is_cut), guess)
         reading = truth.readings(guess)[:, 0]
         if self.scene.texts is not None:
             result = replace(result, by_class=shares_by_class(self.scene.texts, truth, reading, rng))
-        return FinishedAttack(result.with_cut(is_cut), guess, reading)
+        return AttackOutcome(result.with_cut(is_cut), guess, reading)
 
     def _deadline(self, budget: Budget) -> Budget | None:
         """Returns what ends an attack: the run's deadline, or somewhat more than its own budget if it has one."""

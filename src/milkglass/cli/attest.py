@@ -281,7 +281,7 @@ def release(
         raise Conflict(f"{to} has a file {released_name}, or as many as it takes", "give another --name")
     if status != 200:
         raise AttestationError("sealing", f"{to} did not take the file (status {status})", "try again")
-    attested = not rules.takes_software
+    attested = not rules.accepts_software
     emit(
         as_json, {"released": released_name, "to": to, "attested": attested},
         lambda: f"{released_name} is released to {to}{'' if attested else ', NOT ATTESTED'}",

@@ -196,7 +196,8 @@ def upload(
     """Upload a scrambled folder, a delta, or a Parquet file; goes on where an interrupted upload stopped.
 
     Refused before anything is sent: a folder with a tokenizer, with a config that scrambling would have changed, or
-    with weights that are not the model's; a Parquet file without the mark that `encode` leaves beside its own.
+    with weights that are not the model's; a Parquet file without the mark (NAME.milkglass.json) that `encode` writes
+    beside it.
     """
     _require_own_files(path, name)
     unlocked = _key_of(path, key, passphrase_file)
@@ -264,7 +265,7 @@ def uploads(
 ) -> None:
     """List the files that were uploaded to the server, and uploads that were never completed; or delete one.
 
-    A model and a finished job need their files no longer.
+    A file is no longer needed when its model is made or its job has finished.
     """
     refuse_unused("without --delete", {} if delete else {"--yes": yes})
     with server.open() as remote:

@@ -197,7 +197,7 @@ def proxy(
 
     def report_ready(url: str, models: list[str]) -> None:
         startup.close()
-        state = "" if channel is None or not channel.policy.takes_software else f" {_attested_header(channel)};"
+        state = "" if channel is None or not channel.policy.accepts_software else f" {_attested_header(channel)};"
         say(f"milkglass proxy: listening on {url}/v1;{state} models: {', '.join(models)}")
         note(f"next: {endpoint.client_line(url, address)}")
 
@@ -233,7 +233,7 @@ def _attested_header(channel: AttestedChannel) -> str:
     """Returns the value of STATE_HEADER in answers of the channel's server."""
     from milkglass.attest.passthrough import BY_POLICY, NOT_ATTESTED
 
-    return NOT_ATTESTED if channel.policy.takes_software else BY_POLICY
+    return NOT_ATTESTED if channel.policy.accepts_software else BY_POLICY
 
 
 def _run_plain(
@@ -245,13 +245,13 @@ def _run_plain(
     from milkglass.proxy.run import DEFAULT_LIMITS
     from milkglass.server import logs, process
 
-    if channel.policy.takes_software:
+    if channel.policy.accepts_software:
         note("NOT ATTESTED: the policy takes software, which proves nothing")
     logs.configure(logging.WARNING)
     attested_proxy = AttestedProxy(
         channel, address.token, read_token(server.token_file), quiet, _attested_header(channel), DEFAULT_LIMITS
     )
-    suffix = f" ({_attested_header(channel)})" if channel.policy.takes_software else ""
+    suffix = f" ({_attested_header(channel)})" if channel.policy.accepts_software else ""
     command = f"proxy --attested to {channel.policy.server}{suffix}"
     process.run(attested_proxy.app(), address, command, on_ready=lambda: note(f"API key: {address.token or 'any'}"))
 

@@ -18,7 +18,7 @@ from milkglass.system import core_count
 
 if TYPE_CHECKING:
     from milkglass.rows.blocks import RowFormat
-    from milkglass.sanitizers.files import FileSanitizer
+    from milkglass.sanitizers.files import AnyTextSanitizer
     from milkglass.sanitizers.method import Reader, SanitizerMethod
     from milkglass.sanitizers.table import WordVectors
 
@@ -101,7 +101,7 @@ def reader_of(ref: str, by: str | None) -> Reader:
 
 def make_sanitizer(
     method: SanitizerMethod, reader: Reader, corpus: tuple[Path, RowFormat] | None, workers: int, is_quiet: bool = False
-) -> FileSanitizer:
+) -> AnyTextSanitizer:
     """Returns the method's sanitizer of a table's words, with the frequencies and the lists that it needs.
 
     Args:
@@ -111,13 +111,13 @@ def make_sanitizer(
         workers: how many processes count.
         is_quiet: whether no progress is shown.
     """
-    from milkglass.sanitizers.files import count_file
+    from milkglass.sanitizers.files import count_occurrences
     from milkglass.sanitizers.word_list import LIST_NAME, english_frequencies
 
     with progress_bars(is_quiet) as stage:
         counts = None
         if corpus is not None:
-            counts = count_file(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
+            counts = count_occurrences(reader, *corpus, workers, stage("count", corpus[0].stat().st_size))
         elif method.needs_counts:
             note(f"no --corpus: which {unit_noun(reader)} are rare, {LIST_NAME} decides")
             counts = reader.english_counts(stage("look up frequencies", len(english_frequencies())))
@@ -197,7 +197,7 @@ def fit_epsilon(method: SanitizerMethod, reader: Reader) -> SanitizerMethod:
     return replace(method, epsilon=epsilon)
 
 
-def sanitize_stdin(sanitizer: FileSanitizer, seed: int | None) -> None:
+def sanitize_stdin(sanitizer: AnyTextSanitizer, seed: int | None) -> None:
     """Prints each line of stdin sanitized as soon as it is read, and at the end to stderr the counts and the guarantee.
 
     Args:

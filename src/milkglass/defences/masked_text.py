@@ -16,7 +16,7 @@ from milkglass.defences.sanitized_text import ReplacedTextClient
 from milkglass.defences.token_halves import TokenServer, read_client_half
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.papers import Paper, own_paper
+from milkglass.papers import Paper, unpublished_method
 from milkglass.parameters import limited_field, require
 from milkglass.sanitizers.masking import analyzer, masked_parts
 from milkglass.threat.defence import Defence, LabelledTexts
@@ -58,7 +58,9 @@ class MaskedText(Defence):
     least: float = limited_field(0.35, most=1, hint="Presidio's own default is 0, which masks more that is no name")
 
     name: ClassVar[str] = "masked"
-    paper: ClassVar[Paper | None] = own_paper("Microsoft Presidio's recognizers, with spaCy's small English model")
+    paper: ClassVar[Paper | None] = unpublished_method(
+        "Microsoft Presidio's recognizers, with spaCy's small English model"
+    )
 
     def __post_init__(self) -> None:
         require(self)

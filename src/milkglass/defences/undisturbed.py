@@ -35,7 +35,7 @@ class Undisturbed(HiddenStateDefence):
 
     name: ClassVar[str] = "undisturbed"
     loss_is_mean: ClassVar[bool] = True
-    paper: ClassVar[Paper] = papers.own_paper("The same halves with nothing disturbed")
+    paper: ClassVar[Paper] = papers.unpublished_method("The same halves with nothing disturbed")
 
     @property
     def pooled(self) -> bool:

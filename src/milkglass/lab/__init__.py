@@ -22,7 +22,7 @@ from milkglass.models.families.family import Family
 from milkglass.models.resolve import resolve_model
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.models.view import Model
-from milkglass.papers import Paper, own_paper
+from milkglass.papers import Paper, unpublished_method
 from milkglass.parameters import limited_field
 from milkglass.sanitizers.method import SanitizerMethod
 from milkglass.sanitizers.sanitizer import Sanitizer
@@ -70,7 +70,7 @@ __all__ = [
     "audit_key",
     "limited_field",
     "load_tokenizer",
-    "own_paper",
+    "unpublished_method",
     "require_known",
     "resolve_model",
 ]

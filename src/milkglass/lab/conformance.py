@@ -172,7 +172,9 @@ def check_frozen_dataclass(entry: Any, folder: Path) -> None:
 def check_paper(entry: Any, folder: Path) -> None:
     """It names its paper, and its page says what it does."""
     paper = getattr(type(entry), "paper", None)
-    assert paper is None or isinstance(paper, Paper), f"paper is {paper!r}; milkglass.papers.own_paper(...) makes one"
+    assert paper is None or isinstance(paper, Paper), (
+        f"paper is {paper!r}; milkglass.papers.unpublished_method(...) makes one"
+    )
     assert (inspect.getmodule(type(entry)) or entry).__doc__, "its module has no docstring"
 
 

@@ -1,4 +1,4 @@
-"""Evaluates a confusion table: accuracy, recall and precision of each class, and the share of the commonest class."""
+"""Evaluates a confusion matrix: accuracy, recall and precision of each class, and the share of the commonest class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from milkglass.metrics.interval import Interval, proportion, quotients
 
 
 @dataclass(frozen=True, eq=False)
-class Confusion:
+class ConfusionMatrix:
     """Counts how often texts of each class were assigned to each class.
 
     Attributes:
@@ -25,8 +25,8 @@ class Confusion:
     counts: NDArray[np.int64] = field(repr=False)
 
     @classmethod
-    def read(cls, counts: Any, names: Mapping[int, str]) -> Confusion | None:
-        """Returns a server's table with the client's names, or None if the table is not valid or has no texts.
+    def from_counts(cls, counts: Any, names: Mapping[int, str]) -> ConfusionMatrix | None:
+        """Returns the matrix of a server's counts, or None if the counts are not valid or count no text.
 
         Args:
             counts: a list of rows as in the attribute, from a server that is not trusted.
@@ -38,8 +38,8 @@ class Confusion:
             return None
         if any(type(count) is not int or not 0 <= count < 1 << 53 for row in counts for count in row):
             return None
-        table = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
-        return table if table.text_count else None
+        matrix = cls(tuple(names[number] for number in range(len(counts))), np.array(counts, np.int64))
+        return matrix if matrix.text_count else None
 
     @property
     def text_count(self) -> int:

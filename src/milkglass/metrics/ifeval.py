@@ -1,11 +1,11 @@
 """Computes IFEval's four accuracies (Zhou et al. 2023, section 2.2): strict and loose, by prompt and by instruction.
 
-Strict: the answer as it stands keeps the rule. Loose: one of eight forms of it does, for models that begin with "Sure,
-here it is:" or write in bold: without the first line, the last one, or both, each with and without every *. An empty
-answer keeps no rule.
+Strict: the answer as it stands follows the instruction. Loose: one of eight forms of it does, for models that begin
+with "Sure, here it is:" or write in bold: without the first line, the last one, or both, each with and without every *.
+An empty answer follows no instruction.
 
-A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is never taken as kept: it is left out. A prompt with such a
-rule is left out of the accuracies by prompt.
+A rule that cannot be checked (ifeval_rules.UNSUPPORTED) is never taken as followed: it is left out. A prompt with such
+a rule is left out of the accuracies by prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from milkglass.metrics.interval import Interval, proportion, ratio
 
 @dataclass(frozen=True)
 class Instruction:
-    """Checks answers by one rule that they must keep.
+    """Checks answers by one rule that they must follow.
 
     Attributes:
         rule: the id of the rule, such as "keywords:existence".
@@ -46,17 +46,17 @@ class Instruction:
         if missing:
             raise UsageError(f"{self.rule} has no {missing[0]}", f"it needs: {', '.join(RULES[self.rule][1])}")
 
-    def is_kept(self, answer: str) -> bool | None:
-        """Returns whether the answer keeps the rule; None if that cannot be checked."""
+    def is_followed(self, answer: str) -> bool | None:
+        """Returns whether the answer follows the instruction; None if that cannot be checked."""
         if self.rule in UNSUPPORTED:
             return None
         return bool(answer.strip()) and RULES[self.rule][0](answer, self.arguments)
 
-    def is_kept_loosely(self, answer: str) -> bool | None:
-        """Returns whether one of the answer's `loose_variants` keeps the rule; None if that cannot be checked."""
+    def is_followed_loosely(self, answer: str) -> bool | None:
+        """Returns whether one of the answer's `loose_variants` follows it; None if that cannot be checked."""
         if self.rule in UNSUPPORTED:
             return None
-        return any(self.is_kept(variant) for variant in loose_variants(answer))
+        return any(self.is_followed(variant) for variant in loose_variants(answer))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Accuracies:
     Attributes:
         measures: "prompt strict", "prompt loose", "instruction strict", "instruction loose", from 0 to 1; each
             interval's units are the prompts that count.
-        strict_counts: (prompts,) how many instructions of each prompt are kept strictly.
+        strict_counts: (prompts,) how many instructions of each prompt are followed strictly.
     """
 
     measures: Mapping[str, Interval]
@@ -121,13 +121,13 @@ def score(prompts: Sequence[Prompt], answers: Sequence[str], rng: np.random.Gene
     checkable_count = np.array([sum(rule in RULES for rule in row) for row in rules], np.float64)
     is_checkable = np.array([count == len(row) for count, row in zip(checkable_count, rules, strict=True)], bool)
     pairs = [(prompt.instructions, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    kept_strictly = [[instruction.is_kept(answer) for instruction in row] for row, answer in pairs]
-    kept_loosely = [[instruction.is_kept_loosely(answer) for instruction in row] for row, answer in pairs]
+    followed_strictly = [[instruction.is_followed(answer) for instruction in row] for row, answer in pairs]
+    followed_loosely = [[instruction.is_followed_loosely(answer) for instruction in row] for row, answer in pairs]
     measures: dict[str, Interval] = {}
-    for name, kept_rules in (("strict", kept_strictly), ("loose", kept_loosely)):
-        keeps_all = np.array([all(row) for row in kept_rules], bool)
-        measures[f"prompt {name}"] = proportion(keeps_all[is_checkable], rng)
-        kept_count = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_rules], np.float64)
-        measures[f"instruction {name}"] = ratio(kept_count, checkable_count, rng)
-    strict_counts = np.array([sum(bool(is_kept) for is_kept in row) for row in kept_strictly], np.int64)
+    for name, followed_rows in (("strict", followed_strictly), ("loose", followed_loosely)):
+        follows_all = np.array([all(row) for row in followed_rows], bool)
+        measures[f"prompt {name}"] = proportion(follows_all[is_checkable], rng)
+        followed_count = np.array([sum(bool(is_followed) for is_followed in row) for row in followed_rows], np.float64)
+        measures[f"instruction {name}"] = ratio(followed_count, checkable_count, rng)
+    strict_counts = np.array([sum(bool(is_followed) for is_followed in row) for row in followed_strictly], np.int64)
     return Accuracies(measures, strict_counts)

@@ -181,12 +181,12 @@ class LiveAttacker:
             attacks = {name: attack for name, attack in ATTACKS.items() if attack.runs_first == is_first}
             finished_run = run(scene, attacks, None, self.model_budget, seed=0)
             candidates = finished_run.candidates
-            for finished_attack in finished_run.finished_attacks:
+            for finished_attack in finished_run.outcomes:
                 guess, result = finished_attack.guess, finished_attack.result
                 if guess is not None and guess.by_id is not None:
                     self.readings.append(LiveReading(result.title, guess.by_id[:, 0], result.cut))
             show_readings()
-            results = [finished_attack.result for finished_attack in finished_run.finished_attacks]
+            results = [finished_attack.result for finished_attack in finished_run.outcomes]
             if any(result.value("vocabulary top-1") >= WHOLE_VOCABULARY_SHARE for result in results):
                 break
         return candidates

@@ -138,7 +138,8 @@ class Backend:
             [tool for tool in tools if not demanded_tool or tool["function"]["name"] == demanded_tool]
         )
         return replace(
-            request, tool_format=used_format, tools=callable_tools, requires_tool_call=demanded_tool is not None,
+            request, tool_format=used_format, required_arguments=callable_tools,
+            requires_tool_call=demanded_tool is not None,
             may_reason=may_reason, first_kind="reasoning" if in_reasoning else "content", answer_prefix=answer_start,
             at_most_one_call=at_most_one_call,
         )  # fmt: skip

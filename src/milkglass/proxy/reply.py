@@ -49,7 +49,7 @@ class GenerationRequest:
         ids_request: the scrambled prompt, and how the answer is drawn.
         stop_strings: strings that end the text.
         tool_format: how the model writes calls, if tools were given.
-        tools: what each tool demands of its arguments.
+        required_arguments: by each tool's name, the arguments that it requires.
         requires_tool_call: whether the answer must call a tool.
         may_reason: whether the template marks reasoning.
         first_kind: the kind of the text that comes first.
@@ -61,7 +61,7 @@ class GenerationRequest:
     ids_request: IdsRequest
     stop_strings: Sequence[str] = ()
     tool_format: ToolFormat | None = None
-    tools: RequiredArguments = field(default_factory=lambda: NO_TOOLS)
+    required_arguments: RequiredArguments = field(default_factory=lambda: NO_TOOLS)
     requires_tool_call: bool = False
     may_reason: bool = False
     first_kind: Literal["content", "reasoning"] = "content"
@@ -131,7 +131,9 @@ class Reply:
         request = self.request
         decoder = self.codec.stream_decoder(request.tool_format.special_tokens if request.tool_format else ())
         stops = StopStringFilter(request.stop_strings)
-        sections = AnswerSplitter(request.tool_format, request.tools, request.may_reason, request.first_kind)
+        sections = AnswerSplitter(
+            request.tool_format, request.required_arguments, request.may_reason, request.first_kind
+        )
         names, pending = TokenNames(self.codec), list[TokenLogprobs]()
         for piece in self._pieces_of(sections.push(request.answer_prefix)):
             yield piece

@@ -1,7 +1,7 @@
 """Runs the proxy in the application's process, without a port, behind HTTP clients for OpenAI's packages.
 
     OpenAI(
-        http_client=milkglass.transport("clinic.mgkey", passphrase, "https://gpu.example:8000"),
+        http_client=milkglass.http_client("clinic.mgkey", passphrase, "https://gpu.example:8000"),
         base_url=milkglass.NOWHERE, api_key="any",
     )
 
@@ -34,19 +34,19 @@ from milkglass.proxy.app import create_app
 from milkglass.proxy.backend import ServedKey, connect_backends
 from milkglass.proxy.observe import UsageCount
 
-OWN_HEADERS = frozenset({b"host", b"origin", b"authorization"})  # headers that the application does not decide
+DROPPED_HEADERS = frozenset({b"host", b"origin", b"authorization"})  # of the application's request: not passed on
 T = TypeVar("T")
 NOWHERE = "http://127.0.0.1:9/v1"  # the port "discard", which only root can open
 
 
-class InPlaceExchange:
+class _InProcessExchange:
     """Passes one request to an ASGI application without a connection, and reads the answer as it arrives."""
 
     def __init__(self, app: ASGIApp, request: httpx2.Request, body: bytes) -> None:
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(maxsize=64)
         self._closed, self._body, self._is_sent, self._is_ended = asyncio.Event(), body, False, False
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
-        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in OWN_HEADERS]
+        headers = [(name.lower(), value) for name, value in request.headers.raw if name.lower() not in DROPPED_HEADERS]
         scope: Scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
             "headers": [*headers, (b"host", b"127.0.0.1")], "scheme": "http", "path": request.url.path,
@@ -75,7 +75,7 @@ class InPlaceExchange:
             raise httpx2.RemoteProtocolError("the proxy gave no answer")
         return int(message["status"]), list(message["headers"])
 
-    async def part(self) -> bytes | None:
+    async def next_part(self) -> bytes | None:
         """Returns the next part of the body, or None at its end. Raises RemoteProtocolError if it breaks off."""
         if self._is_ended:
             return None
@@ -99,8 +99,10 @@ class InPlaceExchange:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-def transport(key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any) -> httpx2.Client:
-    """Returns a client for `OpenAI(http_client=..., base_url=NOWHERE)`.
+def http_client(
+    key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any
+) -> httpx2.Client:
+    """Returns an HTTP client for `OpenAI(http_client=..., base_url=NOWHERE)`: the proxy answers it in this process.
 
     Args:
         key: the key file, or that of a codec.
@@ -114,15 +116,15 @@ def transport(key: Path | str, passphrase: str, server: str, token: str | None =
         KeyFileError: the key cannot be opened.
         ModelError: the model cannot be opened. The engine's errors appear with the first request.
     """
-    return httpx2.Client(transport=_InPlaceTransport(_LocalProxy.open(key, passphrase, server, token, **options)))
+    return httpx2.Client(transport=_InProcessTransport(_LocalProxy.open(key, passphrase, server, token, **options)))
 
 
-def async_transport(
+def async_http_client(
     key: Path | str, passphrase: str, server: str, token: str | None = None, **options: Any
 ) -> httpx2.AsyncClient:
-    """Returns a client for `AsyncOpenAI(http_client=...)`. See `transport`."""
+    """Returns an HTTP client for `AsyncOpenAI(http_client=...)`. See `http_client`."""
     return httpx2.AsyncClient(
-        transport=_AsyncInPlaceTransport(_LocalProxy.open(key, passphrase, server, token, **options))
+        transport=_AsyncInProcessTransport(_LocalProxy.open(key, passphrase, server, token, **options))
     )
 
 
@@ -153,7 +155,7 @@ class _LocalProxy:
         allow_http: bool = False,
         notice: Log = no_log,
     ) -> _LocalProxy:
-        """Opens the key and the codec. See `transport` for the arguments and errors."""
+        """Opens the key and the codec. See `http_client` for the arguments and errors."""
         upstream = Upstream(ENGINES[engine], server, token, allow_http, certificate)
         unlocked = UnlockedKey.open(Path(key), passphrase)
         return cls(unlocked, codec_of(unlocked, model), upstream, tuple(models), notice)
@@ -185,9 +187,9 @@ def _refusal(error: MilkglassError) -> httpx2.Response:
 
 async def _begin_exchange(
     proxy: _LocalProxy, request: httpx2.Request, body: bytes
-) -> tuple[InPlaceExchange, int, list[tuple[bytes, bytes]]]:
+) -> tuple[_InProcessExchange, int, list[tuple[bytes, bytes]]]:
     """Begins an exchange. If that is cancelled, the request ends."""
-    exchange = InPlaceExchange(await proxy.app(), request, body)
+    exchange = _InProcessExchange(await proxy.app(), request, body)
     try:
         return exchange, *await exchange.begin()
     except BaseException:
@@ -195,7 +197,7 @@ async def _begin_exchange(
         raise
 
 
-class _AsyncInPlaceTransport(httpx2.AsyncBaseTransport):
+class _AsyncInProcessTransport(httpx2.AsyncBaseTransport):
     """Answers requests in the caller's event loop."""
 
     def __init__(self, proxy: _LocalProxy) -> None:
@@ -217,17 +219,17 @@ class _AsyncInPlaceTransport(httpx2.AsyncBaseTransport):
 class _AsyncBodyStream(httpx2.AsyncByteStream):
     """Yields the body of an answer; closing it ends the exchange."""
 
-    exchange: InPlaceExchange
+    exchange: _InProcessExchange
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while (part := await self.exchange.part()) is not None:
+        while (part := await self.exchange.next_part()) is not None:
             yield part
 
     async def aclose(self) -> None:
         await self.exchange.close()
 
 
-class _InPlaceTransport(httpx2.BaseTransport):
+class _InProcessTransport(httpx2.BaseTransport):
     """Answers requests in an event loop, which runs in a thread of its own until the transport is closed."""
 
     def __init__(self, proxy: _LocalProxy) -> None:
@@ -263,11 +265,11 @@ class _InPlaceTransport(httpx2.BaseTransport):
 class _BodyStream(httpx2.SyncByteStream):
     """Yields the body of an answer; closing it ends the exchange."""
 
-    transport: _InPlaceTransport
-    exchange: InPlaceExchange
+    transport: _InProcessTransport
+    exchange: _InProcessExchange
 
     def __iter__(self) -> Iterator[bytes]:
-        while (part := self.transport.call(self.exchange.part())) is not None:
+        while (part := self.transport.call(self.exchange.next_part())) is not None:
             yield part
 
     def close(self) -> None:

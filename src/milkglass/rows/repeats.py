@@ -82,13 +82,13 @@ def distinct_indices(rows: Sequence[Example]) -> list[int]:
     return list(first_indices.values())
 
 
-def unrelated_indices(rows: Sequence[Example], asked: Collection[Example]) -> list[int]:
-    """Returns the indices of the rows that ask no question of `asked`, in order.
+def unrelated_indices(rows: Sequence[Example], others: Collection[Example]) -> list[int]:
+    """Returns the indices of the rows that ask no question of `others`, in order.
 
-    A conversation is left out, too, if it is the beginning of another one in `asked`, or continues one.
+    A conversation is left out, too, if it is the beginning of another one in `others`, or continues one.
     """
-    last_questions = {question_digest(row) for row in asked}
-    all_questions = last_questions.union(*map(_question_digests, asked))
+    last_questions = {question_digest(row) for row in others}
+    all_questions = last_questions.union(*map(_question_digests, others))
     questions_of_rows = map(_question_digests, rows)
     return [
         index for index, questions in enumerate(questions_of_rows)
@@ -96,19 +96,19 @@ def unrelated_indices(rows: Sequence[Example], asked: Collection[Example]) -> li
     ]  # fmt: skip
 
 
-def overlap_warning(name: str, asked: Sequence[Example], trained: Sequence[Example]) -> str:
+def overlap_warning(name: str, evaluation_rows: Sequence[Example], training_rows: Sequence[Example]) -> str:
     """Returns a warning if rows that a model is evaluated on ask the same as rows that it is trained with, else "".
 
     Args:
         name: the name of the file with the rows of the evaluation.
-        asked: the rows of the evaluation.
-        trained: the rows of the training.
+        evaluation_rows: the rows of the evaluation.
+        training_rows: the rows of the training.
     """
-    if not (count := len(asked) - len(unrelated_indices(asked, trained))):
+    if not (count := len(evaluation_rows) - len(unrelated_indices(evaluation_rows, training_rows))):
         return ""
     asks = "asks" if count == 1 else "ask"
     return (
-        f"warning: {count:,} of {len(asked):,} rows of {name} {asks} the same as rows that are trained with: "
+        f"warning: {count:,} of {len(evaluation_rows):,} rows of {name} {asks} the same as rows that are trained with: "
         "accuracy on them says nothing of new texts"
     )
 

@@ -34,16 +34,16 @@ from milkglass.sanitizers.word_list import LIST_NAME
 from milkglass.system import close_memory_unless_debugged
 
 
-def stream_of(seed: int, block: int, text: str) -> Stream:
+def stream_of(seed: int, block_number: int, texts_json: str) -> Stream:
     """Returns the stream from which the draws of a block come.
 
     Args:
         seed: the seed of the run.
-        block: the block's number.
-        text: all texts of the block in one. It makes the draws of two files under one seed independent; equal draws
-            would show where the files differ.
+        block_number: the number of the block.
+        texts_json: the texts of the block as JSON. It makes the draws of two files under one seed independent;
+            equal draws would show where the files differ.
     """
-    return Stream.of_seed("sanitize", seed, block, text)
+    return Stream.of_seed("sanitize", seed, block_number, texts_json)
 
 
 def fresh_seed() -> int:
@@ -64,10 +64,10 @@ def require_free(out: Path) -> None:
         raise UsageError(f"there is no folder {out.parent}", "make it first")
 
 
-FileSanitizer = TextSanitizer | TokenTextSanitizer
+AnyTextSanitizer = TextSanitizer | TokenTextSanitizer
 
 
-def count_file(
+def count_occurrences(
     reader: Reader, path: Path, row_format: RowFormat, workers: int, progress: Progress
 ) -> NDArray[np.int64]:
     """Returns (n,) how often each row of the reader's table, a word or a token, occurs in the texts of a file.
@@ -89,8 +89,8 @@ def count_file(
 
 
 def sanitize_file(
-    sanitizer: FileSanitizer, source: Path, row_format: RowFormat, out: Path, seed: int | None, about: dict[str, Any],
-    workers: int = 0, progress: Progress = no_progress,
+    sanitizer: AnyTextSanitizer, source: Path, row_format: RowFormat, out: Path, seed: int | None,
+    about: dict[str, Any], workers: int = 0, progress: Progress = no_progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Sanitizes a file, and returns the report that is written beside the output.
 
@@ -131,7 +131,7 @@ def sanitize_file(
 
 
 def _report_document(
-    sanitizer: FileSanitizer, row_count: int, tally: WordTally, unchanged_fields: set[str], seed_given: bool
+    sanitizer: AnyTextSanitizer, row_count: int, tally: WordTally, unchanged_fields: set[str], seed_given: bool
 ) -> dict[str, Any]:
     """Returns the report, without what it says of the method. It contains no text and no seed."""
     table = sanitizer.sanitizer.table
@@ -170,7 +170,7 @@ def method_document(method: SanitizerMethod, corpus_given: bool) -> dict[str, An
 class _BlockSanitizer:
     """Sanitizes blocks of a file. Its repr, which an error may show, has no seed."""
 
-    sanitizer: FileSanitizer
+    sanitizer: AnyTextSanitizer
     row_format: RowFormat
     seed: int = field(repr=False)
 

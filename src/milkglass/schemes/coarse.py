@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from milkglass.errors import UsageError
-from milkglass.papers import Paper, own_paper
+from milkglass.papers import Paper, unpublished_method
 from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
@@ -72,7 +72,7 @@ class Coarse(Scheme):
     map: SymbolMap | None = None
 
     name: ClassVar[str] = "coarse"
-    paper: ClassVar[Paper] = own_paper("What crosses holds at most log2(m) bits a token")
+    paper: ClassVar[Paper] = unpublished_method("What crosses holds at most log2(m) bits a token")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from milkglass.papers import Paper, own_paper
+from milkglass.papers import Paper, unpublished_method
 from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets, uniform
 
@@ -26,7 +26,9 @@ class Orthogonal(CovariantScheme):
 
     name: ClassVar[str] = "orthogonal"
     broken: ClassVar[str | None] = "orthogonal conjugation is broken: anyone with the public model can read every id"
-    paper: ClassVar[Paper] = own_paper("A decoder in secret orthogonal coordinates; after the idea of ConjFormer")
+    paper: ClassVar[Paper] = unpublished_method(
+        "A decoder in secret orthogonal coordinates; after the idea of ConjFormer"
+    )
 
     def draw_mixing_matrix(self, size: int, draws: KeyDraws) -> Tensor:
         return draws.orthogonal(size)

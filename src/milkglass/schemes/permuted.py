@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from milkglass.papers import Paper, own_paper
+from milkglass.papers import Paper, unpublished_method
 from milkglass.schemes.covariant import CovariantScheme
 from milkglass.schemes.covariant_keys import KeyDraws, LayerShape, RotaryPairSecrets
 
@@ -25,7 +25,7 @@ class Permuted(CovariantScheme):
 
     name: ClassVar[str] = "permuted"
     broken: ClassVar[str | None] = "permuting all weights is broken: anyone with the public model can read every id"
-    paper: ClassVar[Paper] = own_paper("A decoder whose dimensions, heads and neurons are permuted")
+    paper: ClassVar[Paper] = unpublished_method("A decoder whose dimensions, heads and neurons are permuted")
 
     def draw_mixing_matrix(self, size: int, draws: KeyDraws) -> Tensor:
         return torch.eye(size, dtype=torch.float64)[torch.from_numpy(draws.order(size))]

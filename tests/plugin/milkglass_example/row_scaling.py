@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from milkglass.papers import Paper, own_paper
+from milkglass.papers import Paper, unpublished_method
 from milkglass.parameters import limited_field
 from milkglass.progress import Progress
 from milkglass.schemes.aliases import Slots
@@ -29,7 +29,7 @@ class RowScaling(Scheme):
 
     name: ClassVar[str] = "row-scaling"
     broken: ClassVar[str | None] = "row scaling is broken: cosines recover every token"
-    paper: ClassVar[Paper] = own_paper("Secret lengths of embeddings")
+    paper: ClassVar[Paper] = unpublished_method("Secret lengths of embeddings")
 
     def row_map(
         self, table: torch.Tensor, order: Ids, special: Ids, draws: Callable[[str], Draws], progress: Progress,

@@ -27,7 +27,7 @@ from milkglass.lab import (
     Tokens,
     Weights,
     load_tokenizer,
-    own_paper,
+    unpublished_method,
 )
 
 
@@ -71,7 +71,7 @@ class Shifted(Defence):
     """The defence; it has no parameter."""
 
     name: ClassVar[str] = "shifted"
-    paper: ClassVar[Paper | None] = own_paper("Tokens out of their places")
+    paper: ClassVar[Paper | None] = unpublished_method("Tokens out of their places")
     broken: ClassVar[str | None] = "every id is sent"
 
     def document(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class KnownWeight(Preprocessor):
     title = "Known weights undo the layers' transformation"
     cost = Cost(per_trillion_products=60)
     recovers_ids = True
-    paper = papers.own_paper("Layers that the server knows give their transformation away")
+    paper = papers.unpublished_method("Layers that the server knows give their transformation away")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
     uses = (KNNPlus.assumes | KNNPlus.uses) - assumes  # what the default `then` needs and uses

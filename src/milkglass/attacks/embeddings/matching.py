@@ -68,7 +68,7 @@ class Matching(Solver):
     title = "Order inside clusters from the weights"
     cost = Cost(per_1000_rows=0.07)
     recovers_ids = True
-    paper = papers.own_paper("Matching: the noise of WeightSynth names its token")
+    paper = papers.unpublished_method("Matching: the noise of WeightSynth names its token")
     sees = frozenset({Weights})
     assumes = frozenset({"candidates", "public_model"})
 

@@ -55,7 +55,7 @@ class MeanSolve(Solver):
     title = "Means of clusters"
     cost = Cost(per_1000_rows=0.57)
     recovers_ids = True
-    paper = papers.own_paper("Mixtures have one sparse solution")
+    paper = papers.unpublished_method("Mixtures have one sparse solution")
     sees = frozenset({Weights})
     assumes = frozenset({"public_model"})
 

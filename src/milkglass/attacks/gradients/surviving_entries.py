@@ -53,7 +53,9 @@ class SurvivingEntries(Inversion):
 
     name = "surviving-entries"
     title = "Surviving entries (against pruning)"
-    paper = papers.own_paper("Tokens by the rows that are left, their order by a search on the entries that are left")
+    paper = papers.unpublished_method(
+        "Tokens by the rows that are left, their order by a search on the entries that are left"
+    )
     uses = frozenset({"lengths", "labels"})
 
     def __post_init__(self) -> None:

@@ -62,7 +62,7 @@ class TruncatedSpans(Inversion):
 
     name = "truncated-spans"
     title = "Truncated spans (DAGER's test after pruning)"
-    paper = papers.own_paper(
+    paper = papers.unpublished_method(
         "The nearest tokens to the strongest directions of a gradient, as many as there are tokens"
     )
     uses = frozenset({"lengths"})

@@ -37,7 +37,7 @@ from milkglass.attacks.gradients.attention_inputs import (
 )
 from milkglass.attacks.gradients.spans import EDGE_FACTOR, Span, span_of_sent_rows
 from milkglass.models.view import Model
-from milkglass.papers import own_paper
+from milkglass.papers import unpublished_method
 from milkglass.parameters import limited_field, require
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack
@@ -66,7 +66,9 @@ class SpanMembership(Attack):
 
     name = "span-membership"
     title = "Public embeddings in the span of mixed rows"
-    paper = own_paper("Mixing rows by a secret matrix leaves their span, in which public embeddings lie or do not")
+    paper = unpublished_method(
+        "Mixing rows by a secret matrix leaves their span, in which public embeddings lie or do not"
+    )
     sees = frozenset({Activations})
     assumes = frozenset({"public_model"})
     min_seconds = 5.0  # seconds for a text of MiniLM

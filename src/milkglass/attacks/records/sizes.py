@@ -42,7 +42,7 @@ class RecordSizes(Attack):
     name = "sizes"
     title = "Topics from the sizes and times of encrypted answers"
     cost = Cost(20.0, per_million_tokens=0)
-    paper = papers.own_paper("Sizes and times of encrypted answers tell their topics, and lengths of tokens")
+    paper = papers.unpublished_method("Sizes and times of encrypted answers tell their topics, and lengths of tokens")
     sees = frozenset({Records})
     assumes = frozenset({"recordings"})
 

@@ -48,7 +48,9 @@ class ShadowDecoding(Attack):
 
     name = "shadow-decoding"
     title = "Shadow decoding (a channel and a language model)"
-    paper = papers.own_paper("Bayes' rule over the inverse of GHOST's search, with the forward-backward algorithm")
+    paper = papers.unpublished_method(
+        "Bayes' rule over the inverse of GHOST's search, with the forward-backward algorithm"
+    )
     sees = frozenset({Tokens})
     assumes = frozenset({"candidates", "corpus"})
     uses = frozenset({"rehearse"})

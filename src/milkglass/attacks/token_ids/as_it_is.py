@@ -25,7 +25,7 @@ class AsItIs(Attack):
     title = "What was sent, read as it is"
     cost = Cost(0.1, per_million_tokens=1)
     runs_first = True
-    paper = papers.own_paper("Each id is read as the public model's own")
+    paper = papers.unpublished_method("Each id is read as the public model's own")
     sees = frozenset({Tokens})
     assumes = frozenset({"public_model"})
 

@@ -190,7 +190,7 @@ class ChannelAttack(Attack):
 
     name = "channel"
     title = "Noisy channel"
-    paper = papers.own_paper(
+    paper = papers.unpublished_method(
         "Bayes' rule over an attacker's own rehearsal of the mechanism, with the forward-backward algorithm"
     )
     sees = frozenset({Tokens})

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milkglass.papers import own_paper
+from milkglass.papers import unpublished_method
 from milkglass.sequences import Ids
 from milkglass.threat.attack import Attack, Cost
 from milkglass.threat.budget import Budget
@@ -33,7 +33,7 @@ class ChosenAnswers(Attack):
 
     name = "chosen-answers"
     title = "Chosen answers"
-    paper = own_paper("A server that writes its answers reads how their text is sent in the next prompt")
+    paper = unpublished_method("A server that writes its answers reads how their text is sent in the next prompt")
     sees = frozenset({Tokens, Outputs})
     assumes = frozenset({"answers"})
     cost = Cost(per_million_tokens=1.0)

@@ -39,7 +39,7 @@ class ClusterConditional(Attack):
     title = "The commonest token of each cluster"
     baseline = True
     recovers_ids = True
-    paper = papers.own_paper(
+    paper = papers.unpublished_method(
         "What the promise of one chance in k takes for granted",
         "measured against Lin et al., Findings of ACL 2025, section 4",
     )

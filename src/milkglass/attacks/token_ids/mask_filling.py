@@ -111,7 +111,9 @@ class MaskFilling(Attack):
     name = "mask-filling"
     title = "Guesses of a language model behind masks"
     cost = Cost(8, per_million_sent=700, per_million_tokens=20)
-    paper = papers.own_paper("Candidates of public text for each kind of mask, weighed by a causal language model")
+    paper = papers.unpublished_method(
+        "Candidates of public text for each kind of mask, weighed by a causal language model"
+    )
     sees = frozenset({Tokens})
     assumes = frozenset({"public_model", "corpus", "rehearse"})
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from milkglass.attacks.catalogue import GRADIENT_ATTACKS
 from milkglass.audit.gradient_scene import SERVER, measure
-from milkglass.audit.outcome import AttackResult, FinishedAttack, without_intervals
+from milkglass.audit.outcome import AttackOutcome, AttackResult, without_intervals
 from milkglass.audit.run import RunOptions, run
 from milkglass.audit.scene import Scene
 from milkglass.audit.updates.report import SHADOWS_AS_TEXTS, UpdateAudit, UpdateResult
@@ -121,13 +121,13 @@ class _UpdateAttacker:
         self._budget, self._seed, self._attacks_left, self._progress = budget, seed, steps, progress
         self._deadline = budget if budget.clock is time.monotonic else None
 
-    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], uses_ghost: bool) -> list[FinishedAttack]:
+    def __call__(self, scene: Scene, attacks: Mapping[str, Attack], uses_ghost: bool) -> list[AttackOutcome]:
         """Runs all attacks on one update, each with an equal share of what is left of the budget."""
         applicable = {name: attack for name, attack in attacks.items() if uses_ghost or Tokens not in attack.sees}
         options = RunOptions(requires_min_seconds=False, next_budget=self._share, deadline=self._deadline)
         finished = run(
             scene, applicable, None, Budget(), self._seed, lambda result: self._progress(1), options
-        ).finished_attacks
+        ).outcomes
         not_applicable = [
             AttackResult(name, attacks[name].title, SERVER, "does not apply", NO_SHADOWS)
             for name in attacks
@@ -135,7 +135,7 @@ class _UpdateAttacker:
         ]
         self._attacks_left -= len(not_applicable)
         self._progress(len(not_applicable))
-        return [*finished, *map(FinishedAttack, not_applicable)]
+        return [*finished, *map(AttackOutcome, not_applicable)]
 
     def _share(self) -> Budget:
         """Returns the budget of the next attack: an equal share of what is left."""
@@ -157,7 +157,7 @@ class _ResultsByRound:
     site: AuditedSite
     attack: Attack
     seed: int
-    finished_by_round: dict[int, FinishedAttack]
+    finished_by_round: dict[int, AttackOutcome]
 
     @property
     def guesses(self) -> dict[int, Guess]:

@@ -103,7 +103,10 @@ class ColumnOptions:
         return _check_rows(self.data_file(path), reads_labels)
 
     def read_optional(self, path: Path | None) -> DataFile | None:
-        """Reads a second file of the command, if there is one, as `read_texts` and `other_file` do."""
+        """Reads a second file of the command, if there is one, as `read_texts` does.
+
+        See `other_file` for its options.
+        """
         return None if path is None else _check_rows(self.other_file(path))
 
     def other_file(self, path: Path) -> DataFile:

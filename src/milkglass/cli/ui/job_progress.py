@@ -57,7 +57,7 @@ def finish_job(
         labels: the numbers of the classes by name. Empty: not known.
     """
     from milkglass.cli.ui import label_report
-    from milkglass.metrics.confusion import Confusion
+    from milkglass.metrics.confusion import ConfusionMatrix
 
     latest: dict[str, Any] = {}
     evaluations: list[Mapping[str, Any]] = []
@@ -80,7 +80,9 @@ def finish_job(
     best_evaluation = next(
         (evaluation for evaluation in evaluations if evaluation["eval_loss"] == kept_metrics.get("eval_loss")), {}
     )
-    confusion = Confusion.read(best_evaluation.get("confusion"), {number: name for name, number in labels.items()})
+    confusion = ConfusionMatrix.from_counts(
+        best_evaluation.get("confusion"), {number: name for name, number in labels.items()}
+    )
     document = {
         "job": job_id,
         "model": model_name,

@@ -7,7 +7,7 @@ from typing import Any
 
 from milkglass.cli.ui.terminal import cell_text, table_text
 from milkglass.errors import first_few
-from milkglass.metrics.confusion import Confusion
+from milkglass.metrics.confusion import ConfusionMatrix
 from milkglass.metrics.percent import percent
 
 MAX_CLASSES = 8  # with more classes, the table does not show which class each was taken for
@@ -23,7 +23,7 @@ UNEVEN_NOTE = (
 UNEVEN_SHARE = 0.8  # share from which the commonest of 2 classes dominates; of more classes, twice an even share
 
 
-def report_lines(confusion: Confusion) -> list[str]:
+def report_lines(confusion: ConfusionMatrix) -> list[str]:
     """Returns the report as lines of text, the last of which is a table with a row for each class."""
     accuracy, (commonest, share) = confusion.accuracy(), confusion.commonest_class
     lines = [
@@ -44,7 +44,7 @@ def report_lines(confusion: Confusion) -> list[str]:
     return [*lines, table_text(rows)]
 
 
-def _uneven_warning(confusion: Confusion) -> list[str]:
+def _uneven_warning(confusion: ConfusionMatrix) -> list[str]:
     """Returns a warning if the commonest class dominates and no row of some other class was recognised, or no line."""
     name, share = confusion.commonest_class
     recalls = zip(confusion.names, confusion.recall.tolist(), strict=True)
@@ -55,7 +55,7 @@ def _uneven_warning(confusion: Confusion) -> list[str]:
     return [UNEVEN_NOTE.format(name=cell_text(name), share=100 * share, missed=listing)]
 
 
-def report_document(confusion: Confusion) -> dict[str, Any]:
+def report_document(confusion: ConfusionMatrix) -> dict[str, Any]:
     """Returns the report as a JSON document. `taken_for` says as which classes the rows of a class were classified."""
     accuracy, (name, share) = confusion.accuracy(), confusion.commonest_class
     shares = zip(

@@ -5,7 +5,7 @@ learns only the cluster. An id is drawn again for each occurrence, with the oper
 reproducible stream is given, as in recipes and tests.
 
 A coarse vocabulary with an epsilon exchanges the id of a symbol for another by randomised response. Its draws follow
-from the key and the text (`IdExchange.stream`), so that equal texts are sent equally.
+from the key and the text (`IdRandomiser.stream`), so that equal texts are sent equally.
 
 Shapes: n original ids, m exchanged ids, t tokens of a text.
 """
@@ -39,16 +39,16 @@ def repeated_stream(stream: Stream) -> StreamSource:
 
 
 @dataclass(frozen=True)
-class IdExchange:
-    """Exchanges ids of one key at random (randomised response).
+class IdRandomiser:
+    """Replaces the ids of one key at random (randomised response).
 
     Attributes:
         mechanism: the randomised response, over sorted ids.
         stream: gives the draws of a text from the text itself, so that a text that is sent again is sent equally and
             reveals nothing more. None: draws are new for each text, which spends epsilon each time.
-        own_ids: (m,) the exchanged ids of a key that was made from another one with the same map. None: the
+        own_ids: (m,) this key's ids, for a key that was made from another one with the same map of symbols. None: the
             mechanism's ids.
-        mechanism_ids: (m,) the other key's ids of the same symbols, by which the mechanism draws.
+        mechanism_ids: (m,) the other key's ids of the same symbols, in the same order. The mechanism draws among these.
     """
 
     mechanism: RandomisedResponse
@@ -57,15 +57,15 @@ class IdExchange:
     mechanism_ids: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, key: Key) -> IdExchange | None:
-        """Returns the exchange of a key's ids, or None if they are sent unchanged.
+    def of(cls, key: Key) -> IdRandomiser | None:
+        """Returns the randomiser of a key's ids, or None if they are sent unchanged.
 
-        The exchange of a codec that an older version wrote has no stream.
+        The randomiser of a codec that an older version wrote has no stream.
 
         Raises:
             DamagedKey: the key's ids for draws do not fit its symbols.
         """
-        mechanism = mechanism_of(key)
+        mechanism = randomised_response_of(key)
         if mechanism is None:
             return None
         root = key.responses_key
@@ -80,8 +80,8 @@ class IdExchange:
             )
         return cls(RandomisedResponse(np.sort(mechanism_ids), mechanism.epsilon), stream, own_ids, mechanism_ids)
 
-    def exchange(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Exchanges the ids of one text.
+    def randomise(self, tokens: NDArray[np.int64], ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Replaces the ids of one text.
 
         Args:
             tokens: (t,) the original tokens.
@@ -94,10 +94,10 @@ class IdExchange:
         stream = secret_stream() if self.stream is None else self.stream.derive(text)
         if self.own_ids is None or self.mechanism_ids is None:
             return self.mechanism.respond(ids, stream).astype(np.int32)
-        is_exchanged = np.isin(ids, self.own_ids)
+        is_replaced = np.isin(ids, self.own_ids)
         sent_ids = ids.copy()
-        mechanism_ids = _map_ids(ids[is_exchanged].astype(np.int64), self.own_ids, self.mechanism_ids)
-        sent_ids[is_exchanged] = _map_ids(
+        mechanism_ids = _map_ids(ids[is_replaced].astype(np.int64), self.own_ids, self.mechanism_ids)
+        sent_ids[is_replaced] = _map_ids(
             self.mechanism.respond(mechanism_ids, stream), self.mechanism_ids, self.own_ids
         )
         return sent_ids
@@ -109,10 +109,10 @@ def _map_ids(ids: NDArray[np.int64], source_ids: NDArray[np.int64], target_ids: 
     return target_ids[order[np.searchsorted(source_ids[order], ids)]]
 
 
-def mechanism_of(key: Key) -> RandomisedResponse | None:
-    """Returns the mechanism that exchanges a key's ids, or None if they are sent unchanged.
+def randomised_response_of(key: Key) -> RandomisedResponse | None:
+    """Returns the randomised response of a key's ids, or None if they are sent unchanged.
 
-    It exchanges the scrambled ids that stand for several tokens. A token with an id of its own is sent unchanged.
+    It replaces the scrambled ids that stand for several tokens. A token with an id of its own is sent unchanged.
     """
     symbols, epsilon = key.token_symbols, key.info.scheme.get("epsilon")
     if symbols is None or epsilon is None:

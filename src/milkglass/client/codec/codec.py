@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from milkglass.client.codec.aliases import AliasChoices, IdExchange, StreamSource, secret_stream
+from milkglass.client.codec.aliases import AliasChoices, IdRandomiser, StreamSource, secret_stream
 from milkglass.client.codec.conversation import (
     as_text_list,
     render,
@@ -55,7 +55,7 @@ class Codec:
         is_token: (n,) whether each original id is a token of the tokenizer, special or not.
         max_tokens: the most tokens that the model takes.
         alias_choices: the scrambled ids of each token. None: each token has one.
-        id_exchange: replaces ids at random (randomised response). None: ids are sent as they are.
+        id_randomiser: replaces ids at random (randomised response). None: ids are sent as they are.
         new_stream: returns the random stream of one call, which chooses among the several ids of a token.
         can_decode: whether a scrambled id names one token, so that ids can be decoded.
         key_id: the key's identifier. None: this codec does not scramble.
@@ -69,7 +69,7 @@ class Codec:
     is_token: NDArray[np.bool_] = field(repr=False)
     max_tokens: int
     alias_choices: AliasChoices | None = field(default=None, repr=False)
-    id_exchange: IdExchange | None = field(default=None, repr=False)
+    id_randomiser: IdRandomiser | None = field(default=None, repr=False)
     new_stream: StreamSource = field(default=secret_stream, repr=False)
     can_decode: bool = True
     key_id: str | None = None
@@ -112,11 +112,11 @@ class Codec:
             )
         max_tokens = token_limit(folder, tokenizer)
         can_decode = not key.has_shared_ids
-        id_exchange = IdExchange.of(key)
+        id_randomiser = IdRandomiser.of(key)
         sampling = ModelSampling.of(read_generation(folder) or key.info.sampling)
         return cls(
-            tokenizer, first_ids, key.inverse, is_visible, is_token, max_tokens, alias_choices, id_exchange, new_stream,
-            can_decode, key.identifier, sampling,
+            tokenizer, first_ids, key.inverse, is_visible, is_token, max_tokens, alias_choices, id_randomiser,
+            new_stream, can_decode, key.identifier, sampling,
         )  # fmt: skip
 
     # --- text to ids --------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Codec:
         It is for programs that play client and server.
         """
         identity = np.arange(len(self.sigma))
-        unkeyed = replace(self, alias_choices=None, id_exchange=None, can_decode=True, key_id=None)
+        unkeyed = replace(self, alias_choices=None, id_randomiser=None, can_decode=True, key_id=None)
         return replace(unkeyed, sigma=identity.astype(np.int32), inverse=identity)
 
     def scramble(self, ids: NDArray[np.int64]) -> Ids:
@@ -333,7 +333,7 @@ class Codec:
         scrambled_ids = (
             self.sigma.take(ids) if self.alias_choices is None else self.alias_choices.pick(ids, self.new_stream())
         )
-        return scrambled_ids if self.id_exchange is None else self.id_exchange.exchange(ids, scrambled_ids)
+        return scrambled_ids if self.id_randomiser is None else self.id_randomiser.randomise(ids, scrambled_ids)
 
     def scramble_lists(self, lists: Sequence[Sequence[int]]) -> list[Ids]:
         """Returns the scrambled ids of each text's original ids. Raises IdOutOfRange for an id that no row has."""
@@ -344,7 +344,7 @@ class Codec:
                 f"the tokenizer gives id {flat.max()}, the model's table ends at {len(self.sigma) - 1}",
                 "resize the model's embeddings to its tokenizer, then scramble it again",
             )
-        if self.id_exchange is not None:
+        if self.id_randomiser is not None:
             return [self.scramble(flat[start:end]) for start, end in pairwise(bounds)]
         ids = self.scramble(flat)
         return [ids[start:end] for start, end in pairwise(bounds)]

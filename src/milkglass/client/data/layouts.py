@@ -30,7 +30,7 @@ def write_layout(parquet: Path, layout: Layout, out: Path) -> None:
         out: the file or the folder to write. A JSON Lines file of this name is replaced.
 
     Raises:
-        FileExistsError: the folder's name is taken.
+        FileExistsError: the folder's name is taken by a file, or by a folder that is not empty.
     """
     with pq.ParquetFile(parquet, memory_map=False) as file:
         if layout == "datasets":

@@ -162,7 +162,7 @@ def _parse(file_bytes: bytes, name: str) -> tuple[Header, bytes]:
     """Returns the header of a complete file, and the header's line. Raises what `unseal` raises for a broken file."""
     has_checksum = _has_checksum(file_bytes)
     header, line = parse(file_bytes, has_checksum, name)
-    length = len(line) + header.seal_bytes + CHECKSUM_BYTES
+    length = len(line) + header.ciphertext_bytes + CHECKSUM_BYTES
     if len(file_bytes) < length:
         raise TruncatedKey(f"the key file is cut off: {len(file_bytes)} bytes, {length} expected", "restore a backup")
     if len(file_bytes) > length:

@@ -54,7 +54,7 @@ class Header:
         salt: scrypt's salt.
         nonce: the cipher's nonce.
         passphrase_check: bytes derived from the passphrase, which distinguish a wrong passphrase from an altered file.
-        seal_bytes: the size of the seal, with its tag.
+        ciphertext_bytes: the size of the ciphertext, with its tag.
         format: KEY_FORMAT for a whole key, CODEC_FORMAT for a codec alone.
     """
 
@@ -62,7 +62,7 @@ class Header:
     salt: bytes
     nonce: bytes
     passphrase_check: bytes
-    seal_bytes: int
+    ciphertext_bytes: int
     format: str = KEY_FORMAT
 
     def line(self) -> bytes:
@@ -70,7 +70,8 @@ class Header:
         kdf = {"name": KDF, "n": self.scrypt_n, "r": SCRYPT_R, "p": SCRYPT_P, "salt": _to_base64(self.salt)}
         header = {
             "format": self.format, "version": VERSION, "kdf": kdf, "cipher": CIPHER,
-            "nonce": _to_base64(self.nonce), "check": _to_base64(self.passphrase_check), "length": self.seal_bytes,
+            "nonce": _to_base64(self.nonce), "check": _to_base64(self.passphrase_check),
+            "length": self.ciphertext_bytes,
         }  # fmt: skip
         return json.dumps(header, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -136,7 +137,7 @@ def _read_header(line: bytes, has_valid_checksum: bool, name: str) -> Header:
         and header.scrypt_n & (header.scrypt_n - 1) == 0
         and (len(header.salt), len(header.nonce), len(header.passphrase_check))
         == (SALT_BYTES, NONCE_BYTES, CHECK_BYTES)
-        and header.seal_bytes >= TAG_BYTES
+        and header.ciphertext_bytes >= TAG_BYTES
     )
     if not is_plausible:
         raise DamagedKey("the header of the key file asks for something impossible", "restore a backup")

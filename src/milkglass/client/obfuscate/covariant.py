@@ -188,7 +188,7 @@ def transform_tensors(
         noisy = NoisyRows(tables[name], _deviation(base, name, share), key.stream(f"covariant/noise/{name}"))
         matrix = keys.writing_matrix(name)
         if name == head:
-            matrix = changes.gain(residual.final)[:, None] * keys.reading_matrix(name).T
+            matrix = changes.gain(residual.final_norm)[:, None] * keys.reading_matrix(name).T
         replaced[name] = TransformedRows(noisy, matrix.float())
     changes_by_kind = (
         (residual.readers, changes.reader),

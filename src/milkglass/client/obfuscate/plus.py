@@ -167,7 +167,7 @@ def transform_dimensions(
     replaced: dict[str, RowBlocks] = {}
     for name, rows in tables.items():
         if name == head:
-            replaced[name] = TransformedRows(rows, transform.readers, gain_of_norm[residual.final])
+            replaced[name] = TransformedRows(rows, transform.readers, gain_of_norm[residual.final_norm])
         else:
             replaced[name] = TransformedRows(rows, transform.tables) if len(base.tensors[name].shape) == 2 else rows
     for name, norm in residual.readers.items():

@@ -57,7 +57,7 @@ from milkglass.experiments.procedures.cells import (
     pooled_figures,
     train_cell,
 )
-from milkglass.experiments.procedures.leakage import LeakageTexts, leakage
+from milkglass.experiments.procedures.leakage import LeakageSettings, leakage
 from milkglass.experiments.recipe import Recipe, from_entries, table_of
 from milkglass.experiments.record import (
     CLIENT_ALONE,
@@ -122,9 +122,9 @@ class ComparisonRecipe(Recipe):
                 if "encoder" in defence:
                     halves_training(settings)
 
-    def attacked_of(self, entry: Mapping[str, Any]) -> LeakageTexts:
+    def attacked_of(self, entry: Mapping[str, Any]) -> LeakageSettings:
         """Returns which rows of a defence are attacked: by the table [attacked], under the defence's own."""
-        return from_entries(LeakageTexts, {**self.attacked, **table_of(entry, "attacked")})
+        return from_entries(LeakageSettings, {**self.attacked, **table_of(entry, "attacked")})
 
     def hyperparameters(self, cell_data: CellData, entry: Mapping[str, Any], seed: int) -> Hyperparameters:
         """Returns the settings of the training of one cell."""

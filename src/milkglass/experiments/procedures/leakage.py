@@ -51,16 +51,16 @@ PrivateTextsKind = Literal["training", "held out"]
 
 
 @dataclass(frozen=True)
-class LeakageTexts:
-    """Sets which texts of a cell are attacked, and what an attacker has.
+class LeakageSettings:
+    """Sets which texts and tables of a cell are attacked, what texts an attacker has, and for how long they attack.
 
     Attributes:
         rows: how many texts are private.
-        public: the most other texts of an attacker.
+        public: how many other texts an attacker has at most.
         seconds: the time of all attacks of a cell. None: no limit.
+        tables: which tables attacks on tables read: as uploaded, after training, or both in turn.
         private: which texts are attacked: "training" rows, or "held out" ones, for which an attacker also has the
             training rows.
-        tables: which tables attacks on tables read: as uploaded, after training, or both in turn.
     """
 
     rows: int
@@ -82,7 +82,7 @@ class LeakageTexts:
 
 
 def leakage(
-    attacks: AttackEntries, attacked: LeakageTexts, base: Checkpoint, cell_data: CellData, cell: TrainedCell,
+    attacks: AttackEntries, attacked: LeakageSettings, base: Checkpoint, cell_data: CellData, cell: TrainedCell,
     identity: Mapping[str, Any], folder: Path, log: Log = no_log,
 ) -> list[ResultRecord]:  # fmt: skip
     """Returns what each attack and attacker reads, in percent.
@@ -115,29 +115,29 @@ def leakage(
     attacks_by_name = attacks_of(attacks)
     results: list[AttackResult] = []
 
-    def report_outcome(outcome: AttackResult) -> None:
-        share_text = f", {outcome.measures['tokens top-1']} of the tokens" if "tokens top-1" in outcome.measures else ""
-        log(f"{outcome.attack} ({outcome.adversary}): {outcome.state}{share_text}")
+    def report_result(result: AttackResult) -> None:
+        share_text = f", {result.measures['tokens top-1']} of the tokens" if "tokens top-1" in result.measures else ""
+        log(f"{result.attack} ({result.adversary}): {result.state}{share_text}")
 
     # Whether a checkpoint was uploaded and trained: halves are trained before the server has one of them
-    has_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
-    attacks_tuned = attacked.tables != "uploaded" and has_tables
+    has_tuned_tables = cell.tuned is not cell.server and bool(scene.transcript.all(Weights))
+    attacks_tuned = attacked.tables != "uploaded" and has_tuned_tables
     uploaded_attacks = dict(attacks_by_name)
     if attacks_tuned and attacked.tables == "tuned":
         uploaded_attacks = {name: attack for name, attack in attacks_by_name.items() if not _reads_tables(attack)}
     if uploaded_attacks:
         store = _resume_store(folder, identity, uploaded_attacks)
-        results += run(scene, uploaded_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS).results
+        results += run(scene, uploaded_attacks, store, budget, 1, report_result, RECIPE_OPTIONS).results
     if attacks_tuned:
         tuned_attacks = {name: attack for name, attack in attacks_by_name.items() if _reads_tables(attack)}
         store = _resume_store(folder / "tuned", identity, tuned_attacks)
         results += run(
-            _tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_outcome, RECIPE_OPTIONS
+            _tuned_scene(scene, cell), tuned_attacks, store, budget, 1, report_result, RECIPE_OPTIONS
         ).results
     corpora = [adversary.knowledge.corpus for adversary in scene.adversaries if adversary.name == ALIKE]
     text_count = sum(len(corpus) for corpus in corpora if corpus is not None)
     measured = {"texts, attacker": float(text_count), **_ceiling_figures(scene)}
-    return _figures(results) + make_records(measured | (_distance_figures(scene, cell) if attacks_tuned else {}))
+    return _figures(results) + make_records(measured | (_ednn_figures(scene, cell) if attacks_tuned else {}))
 
 
 def _resume_store(folder: Path, identity: Mapping[str, Any], attacks_by_name: Mapping[str, Attack]) -> ResumeStore:
@@ -160,7 +160,7 @@ def _tuned_scene(scene: Scene, cell: TrainedCell) -> Scene:
     return replace(scene, transcript=transcript, adversaries=adversaries)
 
 
-def _distance_figures(scene: Scene, cell: TrainedCell) -> dict[str, float]:
+def _ednn_figures(scene: Scene, cell: TrainedCell) -> dict[str, float]:
     """Returns EDNN's Figure 2 for the attacked tokens, if each id stands for one token."""
     public = scene.adversaries[0].knowledge.public_model
     tuned = _tuned_scene(scene, cell).transcript.table
@@ -194,28 +194,30 @@ def _ceiling_figures(scene: Scene) -> dict[str, float]:
 def _figures(results: Sequence[AttackResult]) -> list[ResultRecord]:
     """Returns the figures of all attacks, and of those that read most. Raises UsageError if one failed or was cut."""
     records: list[ResultRecord] = []
-    for cell in results:
-        if cell.state == "failed":
-            raise UsageError(f"{cell.attack} by {cell.adversary} failed: {cell.reason}", "see the recipe")
-        if cell.state != "done":
+    for result in results:
+        if result.state == "failed":
+            raise UsageError(f"{result.attack} by {result.adversary} failed: {result.reason}", "see the recipe")
+        if result.state != "done":
             continue
-        require_uncut(cell)
+        require_uncut(result)
         for names, scale in ((MEASURES, 100), (BITS_MEASURES, 1)):
-            values = with_half_widths(cell.selected_measures(names), scale)
-            records += make_records(values, attack=cell.attack, attacker=cell.adversary)
+            values = with_half_widths(result.selected_measures(names), scale)
+            records += make_records(values, attack=result.attack, attacker=result.adversary)
     for measure in ("tokens top-1", "content top-1", "bag f1"):  # each by whatever attack reads most of it
-        intervals = [cell.measures[measure] for cell in results if cell.state == "done" and measure in cell.measures]
+        intervals = [
+            result.measures[measure] for result in results if result.state == "done" and measure in result.measures
+        ]
         if intervals := [interval for interval in intervals if not np.isnan(interval.value)]:
             values = with_half_widths({measure: max(intervals, key=lambda interval: interval.value)})
             records += make_records(values, attack=STRONGEST_ATTACK)
     return records
 
 
-def require_uncut(cell: AttackResult) -> None:
+def require_uncut(result: AttackResult) -> None:
     """Raises UsageError for an attack that its budget cut, since its figures are about a part of the texts."""
-    if cell.cut:
+    if result.cut:
         raise UsageError(
-            f"{cell.attack} by {cell.adversary} did not end within its budget: a part of the texts was not read",
+            f"{result.attack} by {result.adversary} did not end within its budget: a part of the texts was not read",
             "raise seconds in the recipe, or lower rows",
         )
 

@@ -1,8 +1,8 @@
 """Plots figures over epsilon, one panel for each measure, as CMIF's Figure 3 and ObfusLM's Table 10.
 
 It plots variants that differ in the parameter "epsilon" alone, if there are two or more, with a line for each state of
-their models ("before", "clear", "after"). The levels of the variant without parameters are dashed. A vertical bar is an
-interval.
+their models ("before", "clear", "after"). The figures of the variant without parameters are dashed. A vertical bar is
+an interval.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from milkglass.experiments.record import ResultRecord
 from milkglass.plots import COLOURS, MARKERS, panels, plot_style, svg
 
-Point = tuple[float, float, float]  # epsilon, figure, half of its interval's width
+Point = tuple[float, float, float]  # epsilon, figure, half-width of its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class Curves:
     Attributes:
         measure: the name of the measure.
         lines: the points of each line, in order of epsilon, by the state of the models ("before" and alike).
-        levels: the plain variant's figure, by the same states.
+        plain_values: the plain variant's figure, by the same states.
     """
 
     measure: str
     lines: Mapping[str, tuple[Point, ...]]
-    levels: Mapping[str, float]
+    plain_values: Mapping[str, float]
 
 
 def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[str, Any]]) -> tuple[Curves, ...]:
@@ -53,9 +53,9 @@ def curves_of(records: Sequence[ResultRecord], variants: Mapping[str, Mapping[st
             for record in records_with_state
             if record.measure == measure and not variants.get(record.variant, True)
         }
-        levels = {when: value for when, value in plain_values.items() if when in lines}
+        shown_plain_values = {when: value for when, value in plain_values.items() if when in lines}
         if curve_lines := {when: tuple(sorted(line)) for when, line in lines.items() if len(line) > 1}:
-            curves.append(Curves(measure, curve_lines, levels))
+            curves.append(Curves(measure, curve_lines, shown_plain_values))
     return tuple(curves)
 
 
@@ -78,10 +78,10 @@ def curves_svg(curves_of_panels: Sequence[Curves]) -> str:
             for index, (when, line) in enumerate(curves.lines.items()):
                 colour = COLOURS[index % len(COLOURS)]
                 marker = MARKERS[index % len(MARKERS)]
-                xs, ys, spreads = zip(*line, strict=True)
-                panel.errorbar(xs, ys, spreads, color=colour, marker=marker, markersize=4, capsize=2, label=when)
-                if when in curves.levels:
-                    panel.axhline(curves.levels[when], color=colour, linestyle="--", linewidth=1)
-            panel.set(xlabel="epsilon" + (" (dashed: plain)" if curves.levels else ""), title=curves.measure)
+                xs, ys, half_widths = zip(*line, strict=True)
+                panel.errorbar(xs, ys, half_widths, color=colour, marker=marker, markersize=4, capsize=2, label=when)
+                if when in curves.plain_values:
+                    panel.axhline(curves.plain_values[when], color=colour, linestyle="--", linewidth=1)
+            panel.set(xlabel="epsilon" + (" (dashed: plain)" if curves.plain_values else ""), title=curves.measure)
             panel.legend()
         return svg(figure, "figures over epsilon")

@@ -41,8 +41,8 @@ class DefencePoint:
         tokens: what the strongest attack reads of all tokens, in percent.
         content: what the strongest attack reads of content tokens, in percent. None: the attack reads words without
             their order, so that there is no such figure.
-        utility_spread: the half-width of the 95 % interval of the utility; 0: the result has none.
-        content_spread: the half-width of the 95 % interval of `content`; 0: the result has none.
+        utility_half_width: the half-width of the 95 % interval of the utility; 0: the result has none.
+        content_half_width: the half-width of the 95 % interval of `content`; 0: the result has none.
     """
 
     data: str
@@ -51,8 +51,8 @@ class DefencePoint:
     utility: float
     tokens: float
     content: float | None = None
-    utility_spread: float = 0.0
-    content_spread: float = 0.0
+    utility_half_width: float = 0.0
+    content_half_width: float = 0.0
 
     @property
     def is_control(self) -> bool:
@@ -113,7 +113,9 @@ def one_result_svg(points: Sequence[DefencePoint]) -> str:
 
 # --- several results --------------------------------------------------------------------------------------------------
 def points_of_results(results: Sequence[Sequence[ResultRecord]], data: str) -> list[DefencePoint]:
-    """Returns the defences of several results that have a content figure.
+    """Returns the point of each defence that has a content figure.
+
+    Of a defence in several results, it is the point of the one of which more is read.
 
     Raises:
         UsageError: "plain" differs, so that the results cannot be compared.
@@ -191,7 +193,7 @@ def finding_text(all_points: Sequence[DefencePoint], alone_utility: float | None
 
 def frontier_svg(
     all_points: Sequence[DefencePoint], alone_utility: float | None, caption: str, notes: Sequence[str] = (),
-    names: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """Returns the frontier as SVG, with the finding as the first line of its caption.
 
@@ -200,9 +202,9 @@ def frontier_svg(
         alone_utility: the utility of the client alone. None: it is not known.
         caption: the line after the finding, on what was measured.
         notes: further lines below it.
-        names: the label of each defence to draw. None: every defence, by its name.
+        labels: the label of each defence to draw. None: every defence, by its name.
     """
-    shown_points = [point for point in all_points if names is None or point.defence in names]
+    shown_points = [point for point in all_points if labels is None or point.defence in labels]
     is_on_frontier = dict(
         zip((point.defence for point in all_points), frontier_mask(all_points, alone_utility), strict=True)
     )
@@ -213,8 +215,8 @@ def frontier_svg(
         axes.set(xlim=(-3, 103), xlabel="content tokens that the strongest attack reads, %", ylabel="accuracy, %")
         for point in shown_points:
             axes.errorbar(
-                point.content_read, point.utility, point.utility_spread, point.content_spread, fmt="o", alpha=0.9,
-                elinewidth=0.8,
+                point.content_read, point.utility, point.utility_half_width, point.content_half_width, fmt="o",
+                alpha=0.9, elinewidth=0.8,
                 color=ON_FRONTIER_COLOUR if is_on_frontier[point.defence] else OFF_FRONTIER_COLOUR, markersize=7,
             )  # fmt: skip
         lines = [] if alone_utility is None else [(alone_utility, "a linear model, nothing sent")]
@@ -224,22 +226,22 @@ def frontier_svg(
             axes.axhline(height, color=GREY, linestyle="--", linewidth=1)
             axes.text(0, height, f"{label}, {height:.1f}", va="bottom", color=GREY, fontsize=11)
         figure.supxlabel("\n".join(caption_lines), x=0.01, ha="left", fontsize=11, color=GREY)
-        point_names = [
-            shown_point.defence if names is None else names[shown_point.defence] for shown_point in shown_points
+        drawn_labels = [
+            shown_point.defence if labels is None else labels[shown_point.defence] for shown_point in shown_points
         ]
         write_names(
-            axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown_points], point_names
+            axes, [(shown_point.content_read, shown_point.utility) for shown_point in shown_points], drawn_labels
         )
         return svg(figure, finding_text(all_points, alone_utility))
 
 
 def svg_of_results(
-    results: Sequence[Mapping[str, Any]], data: str, caption: str, names: Mapping[str, str] | None = None
+    results: Sequence[Mapping[str, Any]], data: str, caption: str, labels: Mapping[str, str] | None = None
 ) -> str:
     """Returns the frontier as SVG for results as their files have them. See `frontier_svg` for the arguments."""
     records_by_result = [read_records(result) for result in results]
     undrawn = defences_without_point(records_by_result, data)
     notes = [f"Not drawn, since one vector crosses for a text: {', '.join(undrawn)}."] if undrawn else []
     return frontier_svg(
-        points_of_results(records_by_result, data), best_alone_utility(records_by_result, data), caption, notes, names
+        points_of_results(records_by_result, data), best_alone_utility(records_by_result, data), caption, notes, labels
     )

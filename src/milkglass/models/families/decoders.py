@@ -7,11 +7,11 @@ multiplies its embeddings by sqrt(d) after the look-up. A scale commutes with mi
 from __future__ import annotations
 
 from milkglass.models.families.family import Family
-from milkglass.models.families.layers import LayerNames, StreamNames
+from milkglass.models.families.layers import LayerNames, ResidualStreamNames
 
 _ATTENTION_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
 _SANDWICH_REASON = "it norms what its layers write as well, and these gains cannot be folded into what reads"
-STREAM = StreamNames(
+STREAM = ResidualStreamNames(
     readers={
         "self_attn.q_proj.weight": _ATTENTION_NORM,
         "self_attn.k_proj.weight": _ATTENTION_NORM,
@@ -21,7 +21,7 @@ STREAM = StreamNames(
     },
     writers=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
     biases=("self_attn.o_proj.bias", "mlp.down_proj.bias"),
-    final="norm.weight",
+    final_norm="norm.weight",
     unrelated=(
         "self_attn.q_proj.bias",
         "self_attn.k_proj.bias",

@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
-from milkglass.models.families.layers import LayerLayout, LayerNames, ResidualStream, StreamNames, has_name_ending
+from milkglass.models.families.layers import (
+    LayerLayout,
+    LayerNames,
+    ResidualStream,
+    ResidualStreamNames,
+    has_name_ending,
+)
 from milkglass.models.safetensors_header import READABLE_DTYPES
 
 ArchitectureKind = Literal["encoder", "decoder"]
@@ -98,7 +104,7 @@ class Family:
     kind: ArchitectureKind
     model_types: tuple[str, ...]
     table: tuple[str, ...]
-    stream: StreamNames | str
+    stream: ResidualStreamNames | str
     neurons: str
     heads: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()

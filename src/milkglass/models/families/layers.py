@@ -1,8 +1,8 @@
 """Finds the tensors of a decoder's layers: heads, neurons, and what reads and writes the residual stream.
 
 Schemes that change every layer need the layout (schemes/covariant.py). A scheme that mixes the stream's d dimensions
-needs the stream (ObfusLM+): a tensor that `StreamNames` cannot name is refused, since it might read the stream, and the
-model would silently change.
+needs the stream (ObfusLM+): a tensor that `ResidualStreamNames` cannot name is refused, since it might read the stream,
+and the model would silently change.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from milkglass.errors import UnsupportedModel
 from milkglass.models.checkpoint import Checkpoint
 
 Part = Literal["queries", "keys", "values", "output", "gate", "up", "down"]
-HINT = "use obfuslm for this model"
-ROTARY_BASE = 10_000.0  # the default of configs
+OTHER_SCHEME_HINT = "use obfuslm for this model"
+DEFAULT_ROTARY_BASE = 10_000.0  # of configs that name none
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,14 @@ class LayerLayout:
 
     @classmethod
     def of(cls, names: LayerNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> LayerLayout:
-        """Finds a checkpoint's layers, without its `tables`. Raises UnsupportedModel if one is missing or fixed."""
+        """Finds the tensors of a checkpoint's layers. Raises UnsupportedModel if one is missing or fixed.
+
+        `tables` are the names of the token-indexed tensors, which are left out.
+        """
         config = checkpoint.config
         model_type = str(config.get("model_type"))
         if reason := names.refused.get(model_type):
-            raise UnsupportedModel(f"the layers of {model_type} cannot be changed: {reason}", HINT)
+            raise UnsupportedModel(f"the layers of {model_type} cannot be changed: {reason}", OTHER_SCHEME_HINT)
         part_pattern = "|".join(re.escape(name) for name in names.parts)
         part_of: dict[str, tuple[int, Part]] = {}
         for name in checkpoint.tensors:
@@ -86,18 +89,18 @@ class LayerLayout:
 
 def _rotary_base(config: Mapping[str, Any]) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return float(config.get("rope_theta") or rope.get("rope_theta") or ROTARY_BASE)
+    return float(config.get("rope_theta") or rope.get("rope_theta") or DEFAULT_ROTARY_BASE)
 
 
 @dataclass(frozen=True)
-class StreamNames:
+class ResidualStreamNames:
     """Names the tensors of the residual stream, as a family calls them, each by the end of its name.
 
     Attributes:
         readers: the matrices (g, d) that read the stream, each with the norm that scales its input.
         writers: the matrices (d, h) that write to the stream.
         biases: the writers' biases (d,).
-        final: the norm before the head.
+        final_norm: the norm before the head.
         unrelated: tensors that never meet the stream, though they may have a size of d by chance.
         gain_offset: what is added to a stored gain, by model type (Gemma stores gains less one).
         refused: model types of the family that cannot be mixed, and why.
@@ -106,7 +109,7 @@ class StreamNames:
     readers: Mapping[str, str]
     writers: tuple[str, ...]
     biases: tuple[str, ...]
-    final: str
+    final_norm: str
     unrelated: tuple[str, ...]
     gain_offset: Mapping[str, float]
     refused: Mapping[str, str]
@@ -122,7 +125,7 @@ class ResidualStream:
         writers: the tensors that write to the stream.
         biases: the writers' biases.
         norms: the norms of the layers, and the final one.
-        final: the norm before the head.
+        final_norm: the norm before the head.
         gain_offset: what is added to a stored gain.
     """
 
@@ -131,38 +134,38 @@ class ResidualStream:
     writers: tuple[str, ...]
     biases: tuple[str, ...]
     norms: tuple[str, ...]
-    final: str
+    final_norm: str
     gain_offset: float
 
     @classmethod
-    def of(cls, stream: StreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> ResidualStream:
+    def of(cls, names: ResidualStreamNames, checkpoint: Checkpoint, tables: tuple[str, ...]) -> ResidualStream:
         """Finds the stream of a checkpoint, without its `tables`. Raises UnsupportedModel if it cannot be mixed."""
         model_type = str(checkpoint.config.get("model_type"))
-        if reason := stream.refused.get(model_type):
+        if reason := names.refused.get(model_type):
             raise UnsupportedModel(
                 f"the dimensions of {model_type} cannot be mixed: {reason}", "use ObfusLM without plus"
             )
-        names = [name for name in checkpoint.tensors if name not in tables]
-        final = _only_tensor(names, stream.final)
+        tensor_names = [name for name in checkpoint.tensors if name not in tables]
+        final_norm = _only_tensor(tensor_names, names.final_norm)
         readers = {
             name: _sibling(name, norm)
-            for name in names
-            for end, norm in stream.readers.items()
+            for name in tensor_names
+            for end, norm in names.readers.items()
             if has_name_ending(name, end)
         }
-        writers = tuple(name for name in names if has_name_ending(name, *stream.writers))
-        biases = tuple(name for name in names if has_name_ending(name, *stream.biases))
-        norms = (*sorted(set(readers.values())), final)
+        writers = tuple(name for name in tensor_names if has_name_ending(name, *names.writers))
+        biases = tuple(name for name in tensor_names if has_name_ending(name, *names.biases))
+        norms = (*sorted(set(readers.values())), final_norm)
         known_names = {*readers, *writers, *biases, *norms}
-        for name in names:
-            if name not in known_names and not has_name_ending(name, *stream.unrelated):
+        for name in tensor_names:
+            if name not in known_names and not has_name_ending(name, *names.unrelated):
                 raise UnsupportedModel(
                     f"{name} may meet the residual stream, and nothing says how", "use ObfusLM without plus"
                 )
-        if missing_parts := sorted(known_names - set(names)):
+        if missing_parts := sorted(known_names - set(tensor_names)):
             raise UnsupportedModel(f"{missing_parts[0]} is missing", "fetch the model again")
-        width = checkpoint.tensors[final].shape[0]
-        return cls(width, readers, writers, biases, norms, final, stream.gain_offset.get(model_type, 0.0))
+        width = checkpoint.tensors[final_norm].shape[0]
+        return cls(width, readers, writers, biases, norms, final_norm, names.gain_offset.get(model_type, 0.0))
 
 
 def has_name_ending(name: str, *endings: str) -> bool:

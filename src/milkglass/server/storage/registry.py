@@ -44,18 +44,19 @@ class BaseModels:
     def __init__(self, folders: tuple[Path, ...], store: Store) -> None:
         self._folders, self._store = folders, store
 
-    def find(self, digest: str, changed: dict[str, TensorRef]) -> Checkpoint:
+    def find(self, digest: str, delta_tensors: dict[str, TensorRef]) -> Checkpoint:
         """Returns the base model with this digest. Raises WrongBaseModel if this machine has none.
 
         Args:
             digest: the digest of the base model.
-            changed: the header of the delta. A model that lacks one of its tensors is not hashed.
+            delta_tensors: the tensors of the delta, by name. A model that lacks one of them is skipped, and not hashed.
         """
         for folder in self._candidates():
             try:
                 base = Checkpoint.open(folder)
                 is_complete = all(
-                    name in base.tensors and can_replace_tensor(base.tensors[name], changed[name]) for name in changed
+                    name in base.tensors and can_replace_tensor(base.tensors[name], delta_tensors[name])
+                    for name in delta_tensors
                 )
                 if is_complete and self._store.cached_digest(files_stamp(base), base.digest) == digest:
                     return base
