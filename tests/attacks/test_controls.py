@@ -59,6 +59,7 @@ NOT_HERE = {  # what it takes is not in the transcript of one uploaded model and
     "era": "sees no outputs",
     "era+": "sees no outputs",
     "near-hidden": "sees no activations",
+    "known-states": "sees no activations",
     "float-holes": "sees no activations",
     "invert-hidden": "sees no activations",
     "hidden-words": "sees no activations",

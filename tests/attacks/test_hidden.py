@@ -13,7 +13,9 @@ import torch
 from milkglass.attacks.forward import body
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords, mean_states
 from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
+from milkglass.attacks.hidden_states.known_states import KnownStates
 from milkglass.attacks.hidden_states.near_hidden import NearHidden, common_ends
+from milkglass.attacks.hidden_states.own_states import observe_corpus
 from milkglass.models.resolve import resolve_model
 from milkglass.models.view import Model
 from milkglass.sequences import Sequences
@@ -26,6 +28,7 @@ from tests.attacks.scenes import SPECIAL, chain
 from tests.attacks.tiny_scenes import graded, hidden
 from tests.tiny import VOCAB, save
 
+KNOWN = KnownStates()
 INVERT = InvertHidden(epochs=6, learning_rate=3e-3)
 FAMILIES = ("bert", "roberta", "distilbert", "mpnet")
 
@@ -88,6 +91,29 @@ def test_one_layer_that_is_not_disturbed_is_read_by_tokens_alone(publics: dict[s
 
 
 @pytest.mark.parametrize("layer", [0, 2])
+def test_known_states_read_what_is_not_disturbed_and_less_with_noise(publics: dict[str, Model], layer: int) -> None:
+    found = [graded(KNOWN, scene(publics["bert"], layer, noise)) for noise in (0.0, 0.5, 2.0)]
+    assert found[0] > 0.7 and found[0] > found[1] > found[2] + 0.05, found
+
+
+def test_known_states_need_no_public_model_and_no_width_of_its(publics: dict[str, Model]) -> None:
+    """The client may turn its states into others by a secret map of its own."""
+    transcript, knowledge, truth = scene(publics["bert"], 0)
+    assert knowledge.observe is not None
+    secret, plain = torch.randn(32, 20, generator=torch.Generator().manual_seed(3)), knowledge.observe
+    (states,) = transcript.all(Activations)
+
+    def observe(texts: Sequences, seed: int) -> Activations:
+        seen = plain(texts, seed)
+        return replace(seen, hidden=seen.hidden @ secret)
+
+    mapped = replace(transcript, observations=(replace(states, hidden=states.hidden @ secret),))
+    known = Knowledge(corpus=knowledge.corpus, observe=observe)
+    assert graded(KNOWN, (mapped, known, truth)) > 0.7
+    assert "20 dimensions" in str(why_not(NearHidden(), mapped, knowledge))
+
+
+@pytest.mark.parametrize("layer", [0, 2])
 def test_inversion_learns_to_read_what_is_not_disturbed(publics: dict[str, Model], layer: int) -> None:
     assert graded(INVERT, scene(publics["bert"], layer)) > 0.9
 
@@ -115,7 +141,7 @@ def test_inversion_draws_nothing_but_from_its_own_generator(publics: dict[str, M
 
 def test_more_copies_are_other_noise_on_the_same_text(publics: dict[str, Model]) -> None:
     at = scene(publics["bert"], 0, 0.5)
-    states, texts = InvertHidden(copies=2).observe_corpus(at[1], Budget(), np.random.default_rng(0))
+    states, texts = observe_corpus(at[1], Budget(), np.random.default_rng(0), copies=2)
     assert len(texts) == 300
     assert len(states) == len(texts.ids)
     assert len(np.unique(states.numpy(), axis=0)) == len(states)
@@ -134,7 +160,7 @@ def test_vectors_are_the_means_of_texts() -> None:
     assert mean_states(seen).tolist() == [[2.0], [7.0]]
 
 
-@pytest.mark.parametrize("attack", [NearHidden(), INVERT], ids=lambda one: one.name)
+@pytest.mark.parametrize("attack", [NearHidden(), KNOWN, INVERT], ids=lambda one: one.name)
 def test_tokens_are_not_read_where_states_are_pooled(publics: dict[str, Model], attack: Attack) -> None:
     transcript, knowledge, _ = scene(publics["bert"], 2, pooled=True)
     assert "one for a text" in str(why_not(attack, transcript, knowledge))
@@ -153,7 +179,7 @@ def test_what_is_missing_is_named(publics: dict[str, Model]) -> None:
     assert "each token" in str(why_not(INVERT, short, knowledge))
 
 
-@pytest.mark.parametrize("attack", [NearHidden(), INVERT], ids=lambda one: one.name)
+@pytest.mark.parametrize("attack", [NearHidden(), KNOWN, INVERT], ids=lambda one: one.name)
 def test_a_budget_that_is_spent_leaves_a_guess_of_the_right_length(publics: dict[str, Model], attack: Attack) -> None:
     transcript, knowledge, truth = scene(publics["bert"], 0)
     guess = attack(transcript, knowledge, Budget(1e-9), np.random.default_rng(0))

@@ -303,6 +303,34 @@ def test_vectors_may_lie_in_files_beside_the_rows(base: Checkpoint, codec: Codec
             read_captured(path)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("width", [24, 32])
+def test_a_secret_vector_for_each_token_is_read_as_far_as_ids_are(
+    base: Checkpoint, codec: Codec, noise: float, width: int, tmp_path: Path
+) -> None:
+    """A table of vectors is a cipher, whatever their width. With noise no vector comes again, and each stays near."""
+    rng = np.random.default_rng(5)
+    shuffled, table = rng.permutation(tiny.VOCAB), rng.normal(size=(tiny.VOCAB, width))
+    ids = best_of(base, captured(tmp_path / "ids.jsonl", codec, lambda ids: shuffled[ids].tolist()), "channel")
+    path = captured(
+        tmp_path / "vectors.jsonl", codec,
+        lambda ids: (table[ids] + noise * rng.normal(size=(len(ids), width))).astype(np.float32).tolist(),
+    )  # fmt: skip
+    found = best_of(base, path, "known-states", *([] if noise else ["channel"]))
+    assert found["known-states, known texts"] >= ids["channel, known texts"] - 1e-9 > 0.9
+    if not noise:
+        assert found["channel, known texts"] == ids["channel, known texts"], "numbered vectors are read as ids are"
+
+
+def test_a_row_with_vectors_of_another_width_is_named(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
+    path = captured(tmp_path / "vectors.jsonl", codec, lambda ids: np.ones((len(ids), 4)).tolist())
+    lines = path.read_text("utf-8").splitlines()
+    lines[7] = json.dumps({"text": TEXTS[7], "sent": [[1.0, 2.0]]})
+    path.write_text("\n".join(lines), "utf-8")
+    with pytest.raises(CodecError, match="line 8 of .* have 2 numbers each, those of line 1 of .* 4"):
+        captured_scene(base, read_captured(path), 1)
+
+
 def test_vectors_are_read_by_their_neighbours(base: Checkpoint, codec: Codec, tmp_path: Path) -> None:
     """Random vectors of the client's own, one for each token: who has not run the client reads nothing."""
     table = np.random.default_rng(0).normal(size=(tiny.VOCAB, 32)).round(3)

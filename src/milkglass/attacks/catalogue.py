@@ -33,6 +33,7 @@ from milkglass.attacks.hidden_states.float_holes import FloatHoles
 from milkglass.attacks.hidden_states.hidden_words import HiddenWords
 from milkglass.attacks.hidden_states.invbert import InvBert
 from milkglass.attacks.hidden_states.invert_hidden import InvertHidden
+from milkglass.attacks.hidden_states.known_states import KnownStates
 from milkglass.attacks.hidden_states.mlc import MLC
 from milkglass.attacks.hidden_states.near_hidden import NearHidden
 from milkglass.attacks.hidden_states.neuron_alignment import NeuronAlignment
@@ -85,6 +86,7 @@ ATTACKS: Catalogue[Attack] = Catalogue(
     ChannelAttack(),
     MaskFilling(),
     NearHidden(),
+    KnownStates(),
     InvertHidden(),
     HiddenWords(),
     FloatHoles(),

@@ -9,6 +9,8 @@ A row of a captured file holds a text and what crossed for it:
 Where ids are sent, the vendor's server has a model of its own, whose table attacks read too if its folder is given.
 Where text is sent, attacks read the public model's table.
 
+Vectors of which most come again, byte for byte, are a cipher like ids. They are numbered, and attacked as both.
+
 A random half of the rows is attacked. One attacker has the texts of the other half, except those that overlap an
 attacked text (decontaminate.py). A second one has also what was sent for those texts, as the client's vendor can have
 by running it. A third one has public text of another kind, if it is given. As a control, give the public model's own
@@ -22,6 +24,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +55,7 @@ from milkglass.threat.observations import Activations, Observation, Tokens, Weig
 SentKind = Literal["ids", "text", "vectors"]
 ID_LIMIT = 1 << 22  # ids must be lower
 MAX_SHOWN_DIGITS = 20  # of a number in a message
+MAX_DISTINCT_SHARE = 0.5  # of vectors: with more different ones they are no cipher of tokens
 MAX_UNKNOWN_SHARE = 0.2  # of the tokens that were sent; what has more of them is not taken for text
 MAX_WORD_CHARACTERS = 60  # a longer word, longer than any of its text, is taken for an encoding such as base64
 # Tokens per letter sent, relative to the texts': mirrored words have 2.1, rot13 2.4, replaced words 0.8 to 1.1
@@ -246,7 +250,8 @@ def captured_scene(
         attackers.append(Adversary.with_text(OTHER, Knowledge(corpus=corpora[0])))
     truth = replace(truth_of(codec, private_sent.sent, private_sent.original, corpora), origin=private_sent.origin)
     order_text = "" if texts.order == IN_ORDER else f", sent {texts.order}"
-    scheme = {"name": f"captured {rows[0].kind}{order_text}"}
+    kind = "vectors that come again" if rows[0].kind == "vectors" and texts.origin is not None else rows[0].kind
+    scheme = {"name": f"captured {kind}{order_text}"}
     text_alone = Knowledge(corpus=attacker_sent.original)
     text_and_client = replace(text_alone, **client.knowledge_fields(attacker_sent))
     attackers += [Adversary.with_text(ALIKE, text_alone), Adversary.with_text(KNOWN, text_and_client, "the client")]
@@ -259,7 +264,7 @@ def captured_scene(
     scene = public_scene(
         base,
         codec,
-        (*served_weights, private_sent.observation),
+        (*served_weights, *private_sent.observations),
         truth,
         [row.text for row in private],
         attackers,
@@ -320,15 +325,16 @@ class _SentTexts:
     """Holds what crossed for some rows.
 
     Attributes:
-        observation: what the server saw.
-        sent: the ids that crossed; where vectors crossed, the public ids.
+        observations: what the server saw.
+        sent: the ids that crossed, or the numbers of vectors that come again; where other vectors crossed, the public
+            ids.
         original: the texts' public ids.
-        places: for each text (tokens,) the place of each token in what was sent for the text. None for vectors, which
-            are stored in the order of the tokens.
+        places: for each text (tokens,) the place of each token in what was sent for the text. None for vectors without
+            numbers, which are stored in the order of the tokens.
         order: the name of the order in which the tokens were sent.
     """
 
-    observation: Observation
+    observations: tuple[Observation, ...]
     sent: Sequences
     original: Sequences
     places: Sequence[Ids] | None
@@ -347,12 +353,15 @@ class _SentTexts:
         """Returns what crossed for the rows with these indices, in their order."""
         sent, original = self.sent.select(indices), self.original.select(indices)
         places = None if self.places is None else [self.places[index] for index in indices.tolist()]
-        if not isinstance(self.observation, Activations):
-            return _SentTexts(Tokens(sent), sent, original, places, self.order)
-        states = self.observation.hidden.split(self.observation.lengths.tolist())
-        hidden = torch.cat([states[index] for index in indices.tolist()])
-        observation = replace(self.observation, hidden=hidden, lengths=self.observation.lengths[indices])
-        return _SentTexts(observation, sent, original, places, self.order)
+
+        def select(observation: Observation) -> Observation:
+            if not isinstance(observation, Activations):
+                return Tokens(sent)
+            states = observation.hidden.split(observation.lengths.tolist())
+            hidden = torch.cat([states[index] for index in indices.tolist()])
+            return replace(observation, hidden=hidden, lengths=observation.lengths[indices])
+
+        return _SentTexts(tuple(map(select, self.observations)), sent, original, places, self.order)
 
 
 @dataclass(frozen=True)
@@ -389,7 +398,7 @@ class _CapturedClient:
             self._require_words(rows, sent, original)
             pairs = list(zip(original, sent, strict=True))
             aligned = align(pairs, TEXT_ORDERS, min_fixed_share=MIN_FIXED_SHARE_OF_WORDS, progress=progress)
-        return _SentTexts(Tokens(sent), sent, original, aligned.places, aligned.order)
+        return _SentTexts((Tokens(sent),), sent, original, aligned.places, aligned.order)
 
     def public_ids(self, texts: Sequence[str]) -> Sequences:
         """Returns texts in the public model's ids, each cut to what that model reads."""
@@ -489,10 +498,12 @@ class _CapturedClient:
 
     def _sent_vectors(self, rows: Sequence[CapturedRow], original: Sequences, progress: Progress) -> _SentTexts:
         """Returns captured vectors as states of whole texts, or of each token. Raises CodecError."""
-        widths = {row.sent.shape[1] for row in rows}
-        if len(widths) > 1:
+        width = rows[0].sent.shape[1]
+        other = next((row for row in rows if row.sent.shape[1] != width), None)
+        if other is not None:
             raise CodecError(
-                f"vectors have {len(widths)} widths: {first_few([*map(str, sorted(widths))])}",
+                f"the vectors of {other.place} have {other.sent.shape[1]} numbers each, "
+                f"those of {rows[0].place} {width}",
                 'give what one client sent; ids are one list, "sent": [1, 2]',
             )
         lengths = np.array([len(row.sent) for row in rows], np.int64)
@@ -509,22 +520,22 @@ class _CapturedClient:
             aligned = _align_vectors(vectors, original, fixed_orders(*ends), progress)
             order = aligned.order
             vectors = [text[places] for text, places in zip(vectors, aligned.places, strict=True)]
-        hidden = torch.from_numpy(np.concatenate(vectors))
-        return _SentTexts(Activations(hidden, lengths, self.layer, is_pooled), original, original, None, order)
+        states = Activations(torch.from_numpy(np.concatenate(vectors)), lengths, self.layer, is_pooled)
+        numbers = None if is_pooled else _numbers_of_repeated(vectors, len(self.codec.sigma))
+        if numbers is None:
+            return _SentTexts((states,), original, original, None, order)
+        places = [np.arange(len(text)) for text in numbers]
+        return _SentTexts((states, Tokens(numbers)), numbers, original, places, order)
 
     def knowledge_fields(self, sent_texts: _SentTexts) -> dict[str, Any]:
         """Returns the fields of `Knowledge` of an attacker who ran the client on the other half of the rows."""
-        corpus, observation = sent_texts.original, sent_texts.observation
-        captured_texts = _CapturedTexts(corpus)
-        if isinstance(observation, Activations):
-
-            def observe(ids: Sequences, seed: int) -> Activations:
-                rows, lengths = captured_texts.rows(ids, observation.lengths)
-                return replace(observation, hidden=observation.hidden[torch.from_numpy(rows)], lengths=lengths)
-
-            return {"observe": observe}
-        assert sent_texts.origin is not None
-        origin, sent = sent_texts.origin, sent_texts.sent
+        corpus, origin, sent = sent_texts.original, sent_texts.origin, sent_texts.sent
+        captured_texts, knowledge = _CapturedTexts(corpus), dict[str, Any]()
+        for observation in sent_texts.observations:
+            if isinstance(observation, Activations):
+                knowledge["observe"] = partial(_observe_captured, captured_texts, observation)
+        if origin is None:
+            return knowledge
         has_origin = origin != NO_BELIEF
         pairs = np.unique(np.stack([sent.ids[origin[has_origin]], corpus.ids[has_origin]], 1), axis=0)
         text_starts = np.cumsum(sent.lengths) - sent.lengths
@@ -537,7 +548,7 @@ class _CapturedClient:
             places = places_in_text[original_rows]
             return Sequences(sent.ids[sent_rows], lengths), np.where(places == NO_BELIEF, NO_BELIEF, places + starts)
 
-        return {"pairs": pairs, "rehearse": rehearse}
+        return {**knowledge, "pairs": pairs, "rehearse": rehearse}
 
 
 class _CapturedTexts:
@@ -566,6 +577,26 @@ class _CapturedTexts:
         starts = np.cumsum(lengths) - lengths
         parts = [np.arange(starts[text], starts[text] + lengths[text]) for text in indices.tolist()]
         return np.concatenate([np.zeros(0, np.int64), *parts]), lengths[indices]
+
+
+def _observe_captured(captured_texts: _CapturedTexts, states: Activations, ids: Sequences, seed: int) -> Activations:
+    """Returns what was captured for texts, as `Knowledge.observe`. There is one draw alone, whatever the seed."""
+    rows, lengths = captured_texts.rows(ids, states.lengths)
+    return replace(states, hidden=states.hidden[torch.from_numpy(rows)], lengths=lengths)
+
+
+def _numbers_of_repeated(vectors: Sequence[NDArray[np.float32]], size: int) -> Sequences | None:
+    """Returns a number in place of each vector, equal ones for equal vectors; None if most vectors come once.
+
+    The numbers begin at `size`, the number of public ids, and follow the vectors' digests, which tell nothing.
+    """
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for text in vectors for row in text]
+    number_of = {digest: size + index for index, digest in enumerate(sorted(set(digests)))}
+    if len(number_of) > MAX_DISTINCT_SHARE * len(digests):
+        return None
+    return Sequences(
+        np.array([number_of[digest] for digest in digests], np.int64), np.array([*map(len, vectors)], np.int64)
+    )
 
 
 def _align_vectors(
@@ -605,7 +636,7 @@ TEXT_ORDERS: Mapping[str, Order] = {IN_ORDER: _matched_places, "backwards": _mat
 def _likeliest_public_ids(texts: _SentTexts, size: int) -> Ids:
     """Returns (size,) the public id that each sent id most often stands for; NO_BELIEF where it was not sent.
 
-    Vectors have no ids: then every public id stands for itself.
+    Vectors without numbers have no ids: then every public id stands for itself.
     """
     if texts.origin is None:
         return np.arange(size, dtype=np.int64)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from milkglass import papers
-from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
+from milkglass.attacks.hidden_states.own_states import why_no_token_states
 from milkglass.threat.attack import Attack
 from milkglass.threat.budget import Budget
 from milkglass.threat.guess import Guess

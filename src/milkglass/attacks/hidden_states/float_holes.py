@@ -24,7 +24,8 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.forward import body
 from milkglass.attacks.gradients.float_holes_rows import MIN_HOLE_SHARE, Floats, Holes
-from milkglass.attacks.hidden_states.near_hidden import common_ends, embed_vocabulary, why_no_token_states
+from milkglass.attacks.hidden_states.near_hidden import common_ends, embed_vocabulary
+from milkglass.attacks.hidden_states.own_states import why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.noise.grid import AddedNoise

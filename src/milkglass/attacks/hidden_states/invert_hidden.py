@@ -20,10 +20,9 @@ import numpy as np
 import torch
 
 from milkglass import device, papers
-from milkglass.attacks import work
 from milkglass.attacks.forward import batches
 from milkglass.attacks.hidden_states.invbert import TOKENS_AT_A_TIME, invert_states, train
-from milkglass.attacks.hidden_states.near_hidden import why_no_token_states
+from milkglass.attacks.hidden_states.own_states import observe_corpus, why_no_token_states
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.attack import Attack
@@ -33,7 +32,6 @@ from milkglass.threat.knowledge import Knowledge, require_known
 from milkglass.threat.observations import Activations, Transcript
 
 OBSERVING_SHARE, TRAINING_SHARE = 0.2, 0.8  # of the budget for the attacker's own states; of the rest for training
-TEXTS_AT_A_TIME = 256  # texts observed at a time
 
 
 class StateInverter(torch.nn.Module):
@@ -112,7 +110,7 @@ class InvertHidden(Attack):
         return why_no_token_states(transcript, require_known(knowledge.public_model).width)
 
     def run(self, transcript: Transcript, knowledge: Knowledge, budget: Budget, rng: np.random.Generator) -> Guess:
-        states, corpus = self.observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng)
+        states, corpus = observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng, self.copies)
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         centre, spread = states.mean(0), states.std(0, correction=0).clamp_min(1e-6)
         inverter = device.move(
@@ -122,26 +120,6 @@ class InvertHidden(Attack):
         train(inverter, states, corpus, self, training_budget, rng, max_grad_norm=1.0)
         guesses = [self.read(inverter, activations, budget) for activations in transcript.all(Activations)]
         return Guess(by_token=np.concatenate(guesses))
-
-    def observe_corpus(
-        self, knowledge: Knowledge, budget: Budget, rng: np.random.Generator
-    ) -> tuple[torch.Tensor, Sequences]:
-        """Returns the states of as much public text as time allows, in random order, and that text."""
-        corpus = require_known(knowledge.corpus)
-        seed = int(rng.integers(2**31))
-        states: list[torch.Tensor] = []
-        texts: list[Ids] = []
-        nonempty = np.flatnonzero(corpus.lengths > 0)
-        for copy in range(self.copies):
-            for text_indices in np.array_split(rng.permutation(nonempty), -(-len(nonempty) // TEXTS_AT_A_TIME)):
-                if states and budget.left() <= 0:
-                    break
-                selected = corpus.select(text_indices)
-                observation = require_known(knowledge.observe)(selected, seed + copy)
-                states.append(observation.hidden.float())
-                texts.extend(selected)
-                budget.spend(work.layers(1 + observation.layer, observation.hidden))
-        return device.move(torch.cat(states)), Sequences.of(texts)
 
     def read(self, inverter: StateInverter, activations: Activations, budget: Budget) -> Ids:
         """Returns (rows, k) public ids, NO_BELIEF for texts that time does not reach."""

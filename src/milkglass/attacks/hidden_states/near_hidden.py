@@ -26,6 +26,7 @@ from milkglass import device, papers
 from milkglass.attacks import work
 from milkglass.attacks.embeddings.knn import nearest
 from milkglass.attacks.forward import body, hidden_states
+from milkglass.attacks.hidden_states.own_states import why_no_token_states
 from milkglass.models.families import family_of
 from milkglass.models.view import Model
 from milkglass.sequences import Ids, Sequences
@@ -37,20 +38,6 @@ from milkglass.threat.observations import Activations, Transcript
 
 TOKENS_AT_A_TIME = 8192  # tokens that the embedding layer is given at a time
 SINGLE_TOKENS_AT_A_TIME = 512  # tokens run at a time, each in a text of its own
-
-
-def why_no_token_states(transcript: Transcript, width: int) -> str | None:
-    """Returns why the transcript does not have one state of this width for each token, or None."""
-    for states in transcript.all(Activations):
-        if states.pooled:
-            return "the states are one for a text, and say nothing of single tokens"
-        if states.mixed_row_counts is not None:
-            return "the rows of each text are mixed, and stand for no single token"
-        if len(states.hidden) != states.lengths.sum():
-            return "the states are not one for each token"
-        if len(states.hidden) and states.hidden.shape[1] != width:
-            return f"the states have {states.hidden.shape[1]} dimensions, the public model {width}"
-    return None
 
 
 @dataclass(frozen=True)
