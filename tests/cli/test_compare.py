@@ -464,13 +464,13 @@ def test_a_smaller_model_at_home_that_is_as_good_is_named(tmp_path: Path) -> Non
     settings = ComparisonSettings("bert", base, "digest", own, Hyperparameters(), 0, tmp_path, 1, print)
     linear, encoder = way("linear", "nothing is sent", 0.7), way("encoder", "nothing is sent", 0.72)
     plain = way("plain", "sent as it is", 0.7, -0.02, 1.0)
-    found = ComparisonResult("a model", "classification", "accuracy", 1, 1, 1, 2, (linear, encoder, plain))
+    found = ComparisonResult("a model", "classification", "accuracy", 1, 100, 1, 2, (linear, encoder, plain))
     truth = np.asarray(own.held_out.labels)
     nearly, useless = np.where(np.arange(len(truth)) < 2, 1 - truth, truth), 1 - truth
     for answers, expected in ((nearly, ("linear",)), (useless, ())):
         smaller = _smaller_ways(settings, found, {"encoder": truth, "linear": answers})
         assert smaller == expected
-        sentence = "The way linear is smaller, and not told from it in these rows."
+        sentence = "The way linear is smaller; 100 rows are too few to tell it from the best."
         assert (sentence in verdict(replace(found, smaller_ways=smaller))) == bool(expected)
     best_linear = replace(linear, quality=Interval(0.9, 0.8, 0.95, 90))
     best_is_smallest = replace(found, ways=(best_linear, encoder))

@@ -377,3 +377,15 @@ def test_texts_that_do_not_look_english_are_named(tmp_path: Path) -> None:
     english = [{"text": f"it is the end of the film and we are not in it {number}"} for number in range(100)]
     path.write_text("".join(json.dumps(row) + "\n" for row in english), "utf-8")
     assert "English" not in call("data", path, "--out", tmp_path / "other.jsonl").stderr
+
+
+@pytest.mark.parametrize("is_lower", [True, False])
+def test_texts_whose_names_cannot_be_seen_are_pointed_out(is_lower: bool, tmp_path: Path) -> None:
+    """Names are told by capitals. Without any, no share of names is measured, and the user should know beforehand."""
+    source = tmp_path / "rows.jsonl"
+    texts = [f"I met Adam Sandler on day {i}" for i in range(40)]
+    rows = [{"text": text.lower() if is_lower else text, "label": str(i % 2)} for i, text in enumerate(texts)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    result = call("data", source, "--out", tmp_path / "out.jsonl")
+    assert ("warning: 0 of 40 texts have a word that is taken for a name" in result.stderr) == is_lower
+    assert "warning: `milkglass compare` needs" in result.stderr

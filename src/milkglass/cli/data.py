@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from milkglass.rows.examples import Summary
 
 MAX_QUOTED_SHARE = 0.02  # of the texts of a TSV; if more stand in quotation marks, it is said
+MIN_NAMED_SHARE = 0.02  # of the texts; if fewer have a word that is taken for a name, it is said
 MAX_ESCAPED_SHARE = 0.02  # of the texts; if more have characters that are escaped as in HTML, it is said
 # Such as "&amp;" and "&#39;", or what is left where "&" was removed: "#39;", "quot;"
 HTML_ESCAPE_PATTERN = re.compile(r"&?#\d{2,5};|&?\b(?:amp|lt|gt|quot|apos|nbsp);")
@@ -109,6 +110,8 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     texts = [row.text for row in read_examples(out)]
     for warning in filter(None, (_quotes_warning(source, texts), _escapes_warning(texts))):
         note(warning)
+    if summary.kind != "chat" and (warning := _no_names_warning(texts)):
+        note(warning)
     if LanguageTally.of(texts).has_foreign_texts():
         note(f"warning: {FOREIGN_TEXTS}")
     if summary.labels:
@@ -156,6 +159,19 @@ def _escapes_warning(texts: Sequence[str]) -> str:
     )
 
 
+def _no_names_warning(texts: Sequence[str]) -> str:
+    """Returns a warning if next to no text has a word that is taken for a name, else ""."""
+    from milkglass.client.data.texts import NAME_RULE, has_name
+
+    named_count = sum(map(has_name, texts))
+    if named_count >= MIN_NAMED_SHARE * len(texts):
+        return ""
+    return (
+        f"warning: {named_count:,} of {len(texts):,} texts have a word that is taken for a name ({NAME_RULE}): what is "
+        "read of names in lower case is not measured apart, and masking finds fewer of them"
+    )
+
+
 def _few_rows_warning(different_count: int) -> str:
     """Returns a warning if a comparison of so many rows can tell large differences of its ways only, else "".
 
@@ -190,10 +206,10 @@ def _next_step(summary: Summary, rows: Path, different_count: int) -> str:
         try:
             require_classes(DataFile(rows), summary)
         except CodecError as error:
-            return f"`milkglass compare` would refuse these rows: {error.message}; {error.hint}"
+            return f"warning: `milkglass compare` would refuse these rows: {error.message}; {error.hint}"
     if different_count < 2 * MIN_COMPARISON_ROWS:
         least = 2 * MIN_COMPARISON_ROWS
-        return f"`milkglass compare` needs {least} different rows at least, and there are {different_count}"
+        return f"warning: `milkglass compare` needs {least} different rows at least, and there are {different_count}"
     model = "demo:minilm" if summary.labels else "demo:smollm2"
     return f"next: milkglass compare {model} {shlex.quote(str(rows))} --quick"
 

@@ -25,6 +25,7 @@ from milkglass.attacks.catalogue import ATTACKS
 from milkglass.audit.outcome import AttackResult, interval_from_json, nan_as_none
 from milkglass.audit.report.result import ReadExample, TokenReading
 from milkglass.catalogue import signature
+from milkglass.client.data.texts import NAME_RULE
 from milkglass.compare import keep
 from milkglass.compare.chat_rows import CHAT_TASK, ChatRows
 from milkglass.compare.kept_model import MARK
@@ -40,7 +41,7 @@ from milkglass.compare.result import (
     worth_of,
 )
 from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory_for_ways
-from milkglass.compare.verdict import MAX_P_VALUE, NAME_RULE, verdict
+from milkglass.compare.verdict import MAX_P_VALUE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
 from milkglass.deadline import until
 from milkglass.errors import JobFailed, MilkglassError

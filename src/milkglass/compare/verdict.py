@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
+from milkglass.client.data.texts import NAME_RULE
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, Difference, WayResult, slower_alternative
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent
 
-NAME_RULE = "a name is taken for a word with a capital letter, A to Z, inside a sentence"
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
 MIN_TEXTS_OF_A_CLASS = 10  # a share of names or numbers is taken for measured if so many texts have any
@@ -45,8 +45,11 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         sentences.append(f"{_capitalised(_enumeration(missing))} {verb} not finished, and may be better.")
     smaller = [way.title for way in result.finished_ways if way.name in result.smaller_ways]
     if smaller and not is_nothing_learnt:
-        verb = "is" if len(smaller) == 1 else "are"
-        sentences.append(f"{_capitalised(_enumeration(smaller))} {verb} smaller, and not told from it in these rows.")
+        verb, pronoun = ("is", "it") if len(smaller) == 1 else ("are", "them")
+        sentences.append(
+            f"{_capitalised(_enumeration(smaller))} {verb} smaller; {result.held_out:,} rows are too few to tell "
+            f"{pronoun} from the best."
+        )
     hiding_ways = [way for way in better_ways if _hides(way)]
     readable_ways = [way for way in better_ways if way.group not in UNCHANGED_GROUPS]
     is_in_first_sentence = len(better_ways) == 1

@@ -23,7 +23,13 @@ MAX_RARE_COUNT = 3  # a content token with at most so many occurrences in the au
 # A capitalised word that does not begin a sentence. The pattern misses names at a sentence's start, and includes titles
 # and, in German, every noun: a rough measure, and reports say so.
 _NAME_PATTERN = re.compile(r"(?<=[^.!?:\"'\s][ \t])[A-Z][\w'-]*[a-z][\w'-]*")
+NAME_RULE = "a name is taken for a word with a capital letter, A to Z, inside a sentence"
 _NUMBER_PATTERN = re.compile(r"\S*\d\S*")
+
+
+def has_name(text: str) -> bool:
+    """Returns whether a text has a word that is taken for a name (NAME_RULE)."""
+    return _NAME_PATTERN.search(text) is not None
 
 
 @dataclass(frozen=True)
