@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from milkglass import files
 from milkglass.attacks.catalogue import ATTACKS
@@ -60,6 +61,7 @@ HOUSE: dict[str, dict[str, Any]] = {
     "coarse": {"scheme": "coarse", "symbols": 16},
 }
 STATES_LAYERS = 1  # layers that the control runs whose states cross
+VECTOR_WIDTH = 50  # numbers of each vector of the outside tables
 MAX_APART = 0.1  # percentage points: two figures that differ by no more agree
 
 
@@ -101,6 +103,22 @@ class CipherClient(Client):
 
 
 @dataclass(frozen=True)
+class VectorTable(Cipher):
+    """A second one from outside: each token is sent as a secret vector of its own, of another width than the model's.
+
+    Attributes:
+        noise: the standard deviation of Gaussian noise on each number that is sent, where the vectors have 1.
+    """
+
+    noise: float = 0.0
+    name: ClassVar[str] = "vector-table"
+
+    def split(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> tuple[Any, Any]:
+        client, server = super().split(base, corpus, secret, folder)
+        return VectorTableClient(client.tokenizer, client.size, self.noise), server
+
+
+@dataclass(frozen=True)
 class CipherServer(Server):
     """A server whose disk the attacker has not."""
 
@@ -113,11 +131,28 @@ class CipherServer(Server):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class VectorTableClient(CipherClient):
+    noise: float
+
+    def send(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> tuple[Observation, ...]:
+        rng, ids = np.random.default_rng(3), self._ids(texts)
+        table = rng.normal(size=(self.size, VECTOR_WIDTH))
+        vectors = table[np.concatenate([np.array(one) for one in ids])]
+        vectors = vectors + self.noise * rng.normal(size=vectors.shape)
+        lengths = np.array([len(one) for one in ids], np.int64)
+        return (Activations(torch.from_numpy(vectors.astype(np.float32)), lengths, 0),)
+
+
 def defences() -> dict[str, Defence]:
     house = {name: defence_of(entry) for name, entry in HOUSE.items()}
     untrained = HalvesTraining(max_steps=1, max_length=256)  # what the layers send is read, and no answer is asked for
     house["states"] = Undisturbed(training=untrained, layer=STATES_LAYERS)
-    return {**house, "shifted (plugin)": Shifted(), "cipher (outside)": Cipher()}
+    outside = {
+        "cipher (outside)": Cipher(), "vector table (outside)": VectorTable(),
+        "vector table with noise (outside)": VectorTable(0.1),
+    }  # fmt: skip
+    return {**house, "shifted (plugin)": Shifted(), **outside}
 
 
 def recorded(client: Client, texts: Sequence[str], path: Path) -> Path:
@@ -161,7 +196,7 @@ def audits(
         rows = captured.read_captured(recorded(client, texts, home / "captured.jsonl"))
         order = np.random.default_rng(seed).permutation(len(texts))
         private, others = ([texts[i] for i in part] for part in (order[: len(texts) // 2], order[len(texts) // 2 :]))
-        layer = STATES_LAYERS if rows[0].kind == "vectors" else 0
+        layer = STATES_LAYERS if isinstance(defence, Undisturbed) else 0
         scenes = {CAPTURED: captured.captured_scene(base, rows, seed, layer)}
         if rows[0].kind == "ids" and any(isinstance(one, Weights) for one in server.stored_observations()):
             served = Checkpoint.open(server.folder)
