@@ -24,10 +24,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,6 +241,17 @@ def candidates(features: Sequence[Features], is_regression: bool) -> Iterator[Li
             yield from (LinearCandidate(name, kind, strength) for strength in STRENGTHS[kind])
 
 
+def _one_thread() -> AbstractContextManager[Any]:
+    """Limits NumPy's and SciPy's products to one thread, inside a `with`.
+
+    The products here are small. OpenBLAS's threads wait for each other by spinning: beside other programs they make a
+    fit six times as long (log, 2026-12-01).
+    """
+    from threadpoolctl import threadpool_limits
+
+    return cast("AbstractContextManager[Any]", threadpool_limits(1, user_api="blas"))
+
+
 def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
     """Returns (rows, outputs) of a linear model."""
     return np.asarray(matrix @ weights.T) + bias
@@ -317,17 +329,20 @@ class LinearModel:
         target = truth.astype(np.float64) if is_regression else class_indices
         sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_VALIDATED_ROWS]
         tried, outputs = list[LinearCandidate](), list[Floats]()
-        for candidate in candidates(names, is_regression):
-            part = matrices[candidate.features][sample]
-            tried.append(candidate)
-            outputs.append(_cross_validate(candidate, part, target[sample], 0 if is_regression else len(classes), seed))
-            if progress is not None:
-                progress(1)
-        chosen_indices, temperatures, validation_score = _choose_members(outputs, target[sample], is_regression)
-        members = tuple(
-            FittedCandidate(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n])
-            for n in chosen_indices
-        )
+        with _one_thread():
+            for candidate in candidates(names, is_regression):
+                part = matrices[candidate.features][sample]
+                tried.append(candidate)
+                outputs.append(
+                    _cross_validate(candidate, part, target[sample], 0 if is_regression else len(classes), seed)
+                )
+                if progress is not None:
+                    progress(1)
+            chosen_indices, temperatures, validation_score = _choose_members(outputs, target[sample], is_regression)
+            members = tuple(
+                FittedCandidate(tried[n], *tried[n].fit(matrices[tried[n].features], target), temperatures[n])
+                for n in chosen_indices
+            )
         class_numbers = np.zeros(0, np.int64) if is_regression else classes.astype(np.int64)
         return cls(vectorizers, members, class_numbers, len(rows), validation_score)
 
