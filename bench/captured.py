@@ -247,7 +247,7 @@ def main(words: Sequence[str]) -> None:
         figures += [*of_defence, *(ResultRecord(measure=noun, value=count, variant=name) for noun, count in counts)]
         print(f"{name}: {figures[-1].value:.0f} of {figures[-2].value:.0f} figures agree", flush=True)
     settings = {"model": given.model, "texts": len(texts), "work": given.work, "seed": given.seed}
-    document = {"recipe": "captured", **settings, "made": made, "seconds": round(time.monotonic() - started)}
+    document = {"recipe": (given.out or OUT).stem, **settings, "made": made, "seconds": round(time.monotonic() - started)}
     document["figures"] = [record.round_to(1).to_json() for record in figures]
     files.write(given.out or OUT, json.dumps(document, indent=1) + "\n")
 
