@@ -104,7 +104,9 @@ class CipherClient(Client):
 
 @dataclass(frozen=True)
 class VectorTable(Cipher):
-    """A second one from outside: each token is sent as a secret vector of its own, of another width than the model's.
+    """A defence from outside: each token is sent as a vector of its own, of another width than the model's.
+
+    The server and the attacker do not know the table of vectors, which a fixed seed decides.
 
     Attributes:
         noise: the standard deviation of Gaussian noise on each number that is sent, where the vectors have 1.
@@ -247,7 +249,12 @@ def main(words: Sequence[str]) -> None:
         figures += [*of_defence, *(ResultRecord(measure=noun, value=count, variant=name) for noun, count in counts)]
         print(f"{name}: {figures[-1].value:.0f} of {figures[-2].value:.0f} figures agree", flush=True)
     settings = {"model": given.model, "texts": len(texts), "work": given.work, "seed": given.seed}
-    document = {"recipe": (given.out or OUT).stem, **settings, "made": made, "seconds": round(time.monotonic() - started)}
+    document = {
+        "recipe": (given.out or OUT).stem,
+        **settings,
+        "made": made,
+        "seconds": round(time.monotonic() - started),
+    }
     document["figures"] = [record.round_to(1).to_json() for record in figures]
     files.write(given.out or OUT, json.dumps(document, indent=1) + "\n")
 

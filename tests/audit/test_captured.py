@@ -327,7 +327,7 @@ def test_a_row_with_vectors_of_another_width_is_named(base: Checkpoint, codec: C
     lines = path.read_text("utf-8").splitlines()
     lines[7] = json.dumps({"text": TEXTS[7], "sent": [[1.0, 2.0]]})
     path.write_text("\n".join(lines), "utf-8")
-    with pytest.raises(CodecError, match="line 8 of .* have 2 numbers each, those of line 1 of .* 4"):
+    with pytest.raises(CodecError, match="line 8 of .* have 2 numbers each, and those of line 1 of .* have 4"):
         captured_scene(base, read_captured(path), 1)
 
 

@@ -502,8 +502,8 @@ class _CapturedClient:
         other = next((row for row in rows if row.sent.shape[1] != width), None)
         if other is not None:
             raise CodecError(
-                f"the vectors of {other.place} have {other.sent.shape[1]} numbers each, "
-                f"those of {rows[0].place} {width}",
+                f"the vectors of {other.place} have {other.sent.shape[1]} numbers each, and "
+                f"those of {rows[0].place} have {width}",
                 'give what one client sent; ids are one list, "sent": [1, 2]',
             )
         lengths = np.array([len(row.sent) for row in rows], np.int64)
@@ -585,12 +585,17 @@ def _observe_captured(captured_texts: _CapturedTexts, states: Activations, ids: 
     return replace(states, hidden=states.hidden[torch.from_numpy(rows)], lengths=lengths)
 
 
+def _vector_digest(vector: NDArray[np.float32]) -> bytes:
+    """Returns a digest of 16 bytes, which is equal for vectors that are equal byte for byte."""
+    return hashlib.blake2b(vector.tobytes(), digest_size=16).digest()
+
+
 def _numbers_of_repeated(vectors: Sequence[NDArray[np.float32]], size: int) -> Sequences | None:
     """Returns a number in place of each vector, equal ones for equal vectors; None if most vectors come once.
 
     The numbers begin at `size`, the number of public ids, and follow the vectors' digests, which tell nothing.
     """
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for text in vectors for row in text]
+    digests = [_vector_digest(row) for text in vectors for row in text]
     number_of = {digest: size + index for index, digest in enumerate(sorted(set(digests)))}
     if len(number_of) > MAX_DISTINCT_SHARE * len(digests):
         return None
@@ -608,7 +613,7 @@ def _align_vectors(
     """
     size = int(original.ids.max(initial=0)) + 1  # vectors are numbered from here on: none is a token
     numbers = dict[bytes, int]()
-    digests = ([hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in text] for text in vectors)
+    digests = (map(_vector_digest, text) for text in vectors)
     sent = [np.array([numbers.setdefault(one, size + len(numbers)) for one in text], np.int64) for text in digests]
     return align(list(zip(original, sent, strict=True)), orders, learns=False, progress=progress)
 

@@ -24,11 +24,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,17 +240,6 @@ def candidates(features: Sequence[Features], is_regression: bool) -> Iterator[Li
             yield from (LinearCandidate(name, kind, strength) for strength in STRENGTHS[kind])
 
 
-def _one_thread() -> AbstractContextManager[Any]:
-    """Limits NumPy's and SciPy's products to one thread, inside a `with`.
-
-    The products here are small. OpenBLAS's threads wait for each other by spinning: beside other programs they make a
-    fit six times as long (log, 2026-12-01).
-    """
-    from threadpoolctl import threadpool_limits
-
-    return cast("AbstractContextManager[Any]", threadpool_limits(1, user_api="blas"))
-
-
 def _outputs(matrix: Any, weights: Floats, bias: Floats) -> Floats:
     """Returns (rows, outputs) of a linear model."""
     return np.asarray(matrix @ weights.T) + bias
@@ -314,6 +302,8 @@ class LinearModel:
         Raises:
             UsageError: there are fewer than two rows, all class labels are equal, or no row has a word or a letter.
         """
+        from threadpoolctl import threadpool_limits
+
         rows, truth = Rows(texts, pairs), np.asarray(labels)
         if len(rows) < 2:
             count = "one row is" if len(rows) else "no rows are"
@@ -329,7 +319,8 @@ class LinearModel:
         target = truth.astype(np.float64) if is_regression else class_indices
         sample = np.random.default_rng(seed).permutation(len(rows))[:MAX_VALIDATED_ROWS]
         tried, outputs = list[LinearCandidate](), list[Floats]()
-        with _one_thread():
+        # OpenBLAS's threads wait by spinning: beside other programs a fit takes six times as long (log, 2026-12-01)
+        with threadpool_limits(1, user_api="blas"):
             for candidate in candidates(names, is_regression):
                 part = matrices[candidate.features][sample]
                 tried.append(candidate)

@@ -3,7 +3,7 @@
 The attacker has run the client on public text (`Knowledge.observe`), or has recorded what a vendor's client sent for
 text of its own. So each recorded vector has a known token:
 
-    token(h) = token of argmin over recorded r of |(h - c) / s - (r - c) / s|      c, s: mean and spread of the recorded
+    token(h) = token of argmin over recorded r of |(h - r) / s|      s: the spread of each dimension over the recorded
 
 Neither the public model nor the vectors' width matters. So a secret table of vectors, one for each token, is read as
 far as its tokens occur in the known text, with noise or without. A state that depends on its sentence is read as that
@@ -59,7 +59,7 @@ class KnownStates(Attack):
         own_states, texts = observe_corpus(knowledge, budget.part(OBSERVING_SHARE), rng)
         centre, spread = own_states.mean(0), own_states.std(0, correction=0)
         spread = spread.clamp_min(max(MIN_SPREAD_SHARE * float(spread.max()), 1e-12))
-        known = (own_states - centre) / spread
+        known = (own_states - centre) / spread  # the centre changes no distance, and makes its rounding small
         guesses = []
         for activations in transcript.all(Activations):
             states = (device.move(activations.hidden.float()) - centre) / spread
