@@ -20,21 +20,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from milkglass import files
 from milkglass.compare import kept_model
+from milkglass.compare.cost import ComparisonCost
 from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import code_version
@@ -45,7 +43,7 @@ from milkglass.system import exit_on_sigterm
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "comparison_checks.json"
 WAYS = "commonest,linear,encoder,masked,obfuslm,coarse-16,plain"
 # Fields that may differ between two comparisons of the same rows: costs, folders, commands, and what was taken over
-MAY_DIFFER = {"seconds", "setup", "origin", "taken_over", "kept", "kept_folders", "command", "larger_command"}
+MAY_DIFFER = {"cost", "seconds", "setup", "origin", "taken_over", "kept", "kept_folders", "command", "larger_command"}
 TAKEN_OVER_NOTE = "Taken over from "
 BUSY_LOOP = "while True: pass"
 ASKED_TEXTS = 200  # texts that the kept model is asked about
@@ -53,20 +51,9 @@ MAX_COST = 1.2  # of the processor's seconds of a way by itself: the most that i
 MAX_APART = 1e-5  # the most by which the probabilities of two programs may differ
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Holds what commands took in seconds. Child processes that they did not wait for are not in `processor`."""
-
-    clock: float = 0.0
-    processor: float = 0.0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.clock + other.clock, self.processor + other.processor)
-
-
 def compare(
     rows: Path, out: Path, model: str, ways: str, kill_after: float | None = None, options: Sequence[str] = ()
-) -> tuple[Cost, bool]:
+) -> tuple[ComparisonCost, bool]:
     """Runs `milkglass compare --quick` into the folder `out`, with its output in a file beside it.
 
     Args:
@@ -81,7 +68,7 @@ def compare(
     """
     words = ["compare", model, str(rows), "--quick", "--ways", ways, "--out", str(out), *options]
     output = out.parent / f"{out.name}.log"
-    started, used_before = time.monotonic(), _processor_seconds()
+    started = ComparisonCost.now()
     with output.open("ab") as log:
         command = [sys.executable, "-m", "milkglass.cli.main", *words]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -95,13 +82,7 @@ def compare(
     if process.returncode not in (0, -signal.SIGKILL):
         last_lines = "\n".join(output.read_text("utf-8", "replace").splitlines()[-5:])
         raise MilkglassError(f"{shlex.join(command)} failed; its output ends with\n{last_lines}", "mend that first")
-    return Cost(time.monotonic() - started, _processor_seconds() - used_before), process.returncode != 0
-
-
-def _processor_seconds() -> float:
-    """Returns the seconds of the processor that ended child processes took."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return ComparisonCost.since(started), process.returncode != 0
 
 
 @contextmanager
@@ -182,7 +163,7 @@ class Checks:
             self.faults.append(fault)
             print(f"FAULT: {fault}", flush=True)
 
-    def add_cost(self, variant: str, cost: Cost) -> None:
+    def add_cost(self, variant: str, cost: ComparisonCost) -> None:
         """Adds what a run took."""
         self.add(variant, "seconds by the clock", cost.clock)
         self.add(variant, "seconds of the processor", cost.processor)
@@ -224,7 +205,7 @@ def main(words: Sequence[str]) -> int:
         with busy_loops(2):
             checks.add_cost("busy", compare(given.rows, busy, given.model, given.ways)[0])
         checks.add_differences("busy", result, read(busy))
-        cost, kill_count = Cost(), 0
+        cost, kill_count = ComparisonCost(), 0
         for seconds in [float(number) for number in given.kills.split(",")]:
             part, was_killed = compare(given.rows, killed, given.model, given.ways, seconds)
             cost, kill_count = cost + part, kill_count + was_killed

@@ -3,8 +3,7 @@
     python -m bench.comparisons tweets=out-tweets news=out-news        writes recipes/results/comparisons.json
 
 Each folder is an --out of `milkglass compare`. The result has the quality of each way, what is read of it, and what
-masking left. It holds no text. What the command took is read from out-tweets.time, if there is such a file beside the
-folder: what `/usr/bin/time -v -o out-tweets.time milkglass compare ...` writes.
+masking left, and what the comparison cost. It holds no text.
 """
 
 from __future__ import annotations
@@ -46,24 +45,16 @@ def records_of(comparison: Mapping[str, Any], data: str) -> Iterator[ResultRecor
                 yield ResultRecord(measure=measure, value=share, data=data, variant=way["name"])
 
 
-def costs_of(folder: Path, data: str) -> Iterator[ResultRecord]:
+def costs_of(comparison: Mapping[str, Any], data: str) -> Iterator[ResultRecord]:
     """Yields the minutes of a comparison by the clock and of the processor, and the GB of its largest process.
 
     Args:
-        folder: the comparison's folder. There are no costs if no file of GNU time is beside it.
         data: the name of the data set.
     """
-    path = folder.with_name(f"{folder.name}.time")
-    if not path.is_file():
-        return
-    fields = dict(line.strip().rsplit(": ", 1) for line in path.read_text("utf-8").splitlines() if ": " in line)
-    clock_parts = [float(part) for part in fields["Elapsed (wall clock) time (h:mm:ss or m:ss)"].split(":")]
-    clock = sum(part * 60**power for power, part in enumerate(reversed(clock_parts)))
-    processor = sum(float(fields[f"{kind} time (seconds)"]) for kind in ("User", "System"))
-    memory = int(fields["Maximum resident set size (kbytes)"]) * 1024 / 1e9
+    cost = comparison["cost"]
     for measure, value, digits in (
-        ("minutes by the clock", clock / 60, 1), ("minutes of the processor", processor / 60, 1),
-        ("GB of the largest process", memory, 2),
+        ("minutes by the clock", cost["clock"] / 60, 1), ("minutes of the processor", cost["processor"] / 60, 1),
+        ("GB of the largest process", cost["peak_bytes"] / 1e9, 2),
     ):  # fmt: skip
         yield ResultRecord(measure=measure, value=round(value, digits), data=data)
 
@@ -97,11 +88,11 @@ def main(words: Sequence[str]) -> None:
         if not folder:
             parser.error(f"{word!r} is not NAME=FOLDER, such as tweets=out-tweets")
         comparison = read_comparison(Path(folder))
-        figures += [*records_of(comparison, name), *costs_of(Path(folder), name)]
+        figures += [*records_of(comparison, name), *costs_of(comparison, name)]
         sources[name] = {
             "commit": comparison["origin"]["commit"], "date": comparison["origin"]["date"],
             "model": comparison["model"], "rows": comparison["rows"], "held out": comparison["held_out"],
-            "seconds": round(comparison["seconds"]), "ways": [way["name"] for way in comparison["ways"]],
+            "seconds": round(comparison["cost"]["clock"]), "ways": [way["name"] for way in comparison["ways"]],
             "quick": "--quick" in comparison["origin"].get("command", "").split(),
         }  # fmt: skip
     document: dict[str, Any] = {"recipe": "comparisons", "made": code_version(), "comparisons": sources}

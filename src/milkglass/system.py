@@ -79,6 +79,18 @@ def _container_memory_bytes(only_available: bool) -> int | None:
         return None
 
 
+def processor_seconds() -> float:
+    """Returns the CPU seconds of this process, and of the processes that it started and waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def peak_memory_bytes() -> int:
+    """Returns the most memory that this process held so far, or one that it started and waited for."""
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(peaks) * (1 if sys.platform == "darwin" else 1024)
+
+
 def is_loopback(host: str) -> bool:
     """Returns whether what is sent to `host` crosses no network."""
     if host == "localhost":

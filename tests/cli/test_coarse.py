@@ -345,6 +345,24 @@ def test_scores_and_pairs_have_symbols_too(made: Path, tmp_path: Path) -> None:
     assert "has no labels" in call(*run).stderr
 
 
+def test_the_options_that_a_refusal_of_labels_names_are_there(made: Path, tmp_path: Path) -> None:
+    """Numbers with a fraction may be scores, or names such as versions: the command asks, and takes each answer."""
+    versions = written(
+        tmp_path / "rows.jsonl", [{**row, "label": f"1.{n % 2 + 1}"} for n, row in enumerate(rows(5, 40))]
+    )
+    run = ("obfuscate", made / "model", tmp_path / "o", "--key", tmp_path / "k", *MAP, "--data", versions)
+    named = re.findall(r"`(--task \w+)`", refused_text(call(*run)))
+    assert named == ["--task regression", "--task classification"]
+    for number, option in enumerate(named):
+        taken = (*run[:2], tmp_path / f"o{number}", "--key", tmp_path / f"k{number}", *run[5:], *option.split())
+        assert call(*taken).exit_code == 0, option
+
+
+def refused_text(result: Any) -> str:
+    assert result.exit_code == 5, result.stderr
+    return str(result.stderr)
+
+
 def test_rows_do_not_choose_the_scheme(made: Path, tmp_path: Path) -> None:
     start = ("obfuscate", made / "model", tmp_path / "out", "--key", tmp_path / "k", "--data", made / "train.jsonl")
     for words in ((), ("--epsilon", "3"), ("--set", "epsilon=3"), ("--scheme", "obfuslm")):

@@ -33,6 +33,7 @@ from milkglass.client.key.scheme import scheme_for
 from milkglass.compare import kept_model, readings
 from milkglass.compare import run as run_module
 from milkglass.compare import ways as ways_module
+from milkglass.compare.cost import ComparisonCost
 from milkglass.compare.prepare import halves_options
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
@@ -266,7 +267,9 @@ HOME = way("home", "nothing is sent", 0.72)
 
 
 def compared(*ways: WayResult) -> ComparisonResult:
-    result = ComparisonResult("a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), seconds=9.0)
+    result = ComparisonResult(
+        "a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), cost=ComparisonCost(9.0, 12.0, 10**9)
+    )
     return replace(result, verdict=verdict(result))
 
 
@@ -660,7 +663,10 @@ def test_ways_are_chosen_by_name_in_their_order(tmp_path: Path) -> None:
         choose_ways([], *one, "classification", base) for one in ((True, False), (False, False), (False, True))
     )
     assert {one.name for one in quick} < {one.name for one in usual} <= WAYS.built_in.keys()
-    assert len(quick) < len(usual) <= len(every) == sum("classification" in one.tasks for one in WAYS.values())
+    assert len(quick) < len(usual) < len(every) == sum("classification" in one.tasks for one in WAYS.values())
+    more = {one.name for one in every} - {one.name for one in usual}
+    assert {"custext+-6", "santext+-12", "rnm-1", "textobfuscator", "dp-forward"} <= more
+    assert [one.name for one in choose_ways(["rnm-1"], True, False)] == ["rnm-1"]
     assert [one.group for one in every][:3] == ["nothing is sent"] * 3 and every[-1].group == "sent as it is"
     with pytest.raises(UsageError, match="obfuslm"):
         choose_ways(["nonsense"], False, False)
@@ -863,12 +869,12 @@ def test_a_way_that_fails_says_what_to_do_and_its_time_counts(tmp_path: Path, mo
 
     monkeypatch.setattr(LinearModel, "fit", failing)
     found = document(call(*run))
-    assert found["ways"][1]["reason"] == "the disk is full; free some of it" and found["seconds"] > 1
+    assert found["ways"][1]["reason"] == "the disk is full; free some of it" and found["cost"]["clock"] > 1
     monkeypatch.setattr(LinearModel, "fit", fit)
     found = document(call(*run))
     assert found["ways"][1]["state"] == "done"
     again = document(call(*run))
-    assert again["seconds"] > 1.2, "of the call that failed, too"
+    assert again["cost"]["clock"] > 1.2, "of the call that failed, too"
 
 
 def test_what_only_another_run_needs_is_said_and_may_be_removed(tmp_path: Path) -> None:
@@ -1202,6 +1208,22 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(tmp_path:
     few_asked = written(tmp_path / "asked.jsonl", rows(1000, 30))
     refused(call("compare", model, data, "--validation", few_asked), 5, "30 rows, 40 are needed")
     assert not list(tmp_path.glob("milkglass-compare"))
+
+
+def test_a_disk_that_is_too_small_is_reported_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is trained counts, and what lies in the folder of trained models already does not."""
+    model, out = tiny.save("bert", tmp_path / "model"), tmp_path / "out"
+    data = written(tmp_path / "rows.jsonl", rows(0, 100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=300_000))
+    run = ("compare", model, data, "--out", out, *SMALL)
+    refused(call(*run, "--ways", "linear,masked,coarse-16"), 7, "at least, and its disk has 0.3 MB free")
+    assert not out.exists()
+    assert call(*run, "--ways", "commonest,linear").exit_code == 0, "nothing is trained with torch"
+    (out / "cells").mkdir()
+    (out / "cells" / "earlier").write_bytes(bytes(200_000_000))
+    assert call(*run, "--ways", "coarse-16").exit_code == 0
 
 
 @pytest.mark.slow

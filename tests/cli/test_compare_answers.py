@@ -15,6 +15,7 @@ import pytest
 from milkglass.compare import answers, chat_rows, kept_model
 from milkglass.compare.answers import ChatPreparer
 from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, unsanitized_share, user_text
+from milkglass.compare.cost import ComparisonCost
 from milkglass.compare.quality import difference_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Reading, WayGroup, WayResult
@@ -193,7 +194,18 @@ HOME = way("home", "nothing is sent", 1.5)
 
 def compared(*ways: WayResult) -> ComparisonResult:
     notes = ("Every training has 12 steps of 2 rows", "20 answers of up to 40 tokens are written")
-    found = ComparisonResult("a model", "causal-lm", "loss", 400, 40, 200, 0, (HOME, *ways), seconds=9.0, notes=notes)
+    found = ComparisonResult(
+        "a model",
+        "causal-lm",
+        "loss",
+        400,
+        40,
+        200,
+        0,
+        (HOME, *ways),
+        cost=ComparisonCost(9.0, 12.0, 10**9),
+        notes=notes,
+    )
     return replace(found, verdict=verdict(found))
 
 

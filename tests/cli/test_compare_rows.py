@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from milkglass.compare.chat_rows import QUICK, ChatRows
-from milkglass.compare.rows import ComparisonRows
+from milkglass.compare.rows import ComparisonRows, stratified_mask
 from milkglass.errors import CodecError
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
@@ -44,6 +45,34 @@ def test_rows_that_occur_three_times_count_once(tmp_path: Path) -> None:
     assert len(found.train.texts) + len(found.held_out.texts) == 120
     assert {*found.train.texts}.isdisjoint(found.held_out.texts)
     assert found.repeat_notes == ("240 of 360 rows equal earlier ones: equal rows count once",)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_each_class_is_asked_about_in_its_share(tmp_path: Path, classes: int) -> None:
+    """Else naming the commonest class has another share of right answers than the rows have of that class."""
+    rows = [{"text": f"The scan of room {n} is ready", "label": f"desk {min(n % 17, classes - 1)}"} for n in range(510)]
+    found = read(written(tmp_path / "rows.jsonl", rows))
+    every, asked = Counter(row["label"] for row in rows), Counter(found.held_out.labels)
+    assert len(found.held_out.texts) == 102 and len(asked) == classes
+    for number, name in enumerate(found.class_names):
+        assert abs(asked[number] - every[name] / 5) < 1
+
+
+def test_rare_classes_leave_their_place_to_others_and_the_rows_are_drawn() -> None:
+    labels = ["rare", *("a" if n % 4 else "b" for n in range(199))]
+    mask = stratified_mask(labels, 40)
+    counts = Counter(label for label, is_held_out in zip(labels, mask, strict=True) if is_held_out)
+    assert mask.sum() == 40 and counts == {"a": 30, "b": 10}
+    assert stratified_mask(["x"] * 5, 2).tolist() == [True, True, False, False, False]
+    assert stratified_mask([f"id {n}" for n in range(100)], 20).sum() == 20, "each label once: as many as are asked for"
+
+
+def test_scores_are_drawn_without_regard_to_their_values(tmp_path: Path) -> None:
+    """A score that many rows have is no class: rows whose score occurs once are asked about, too."""
+    rows = [{"text": f"Room {n} is ready", "label": "0.5" if n % 2 else f"{n}.25"} for n in range(400)]
+    found = ComparisonRows.read(DataFile(written(tmp_path / "rows.jsonl", rows)), None, 0, task="regression")
+    repeated = sum(score == 0.5 for score in found.held_out.labels)
+    assert len(found.held_out.labels) == 80 and 20 < repeated < 60
 
 
 def test_what_is_asked_about_is_not_trained_with(tmp_path: Path) -> None:

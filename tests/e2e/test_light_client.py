@@ -82,7 +82,7 @@ def test_the_public_names(served: tuple[Path, Server, Scrambled]) -> None:
     code = LACKING + (
         "from pathlib import Path\n"
         "from milkglass.client.remote.remote import Sampling\n"
-        "from milkglass import AsyncSession, Codec, Key, Remote, Session, read_key, transport\n"
+        "from milkglass import AsyncSession, Codec, Key, Remote, Session, read_key, http_client\n"
         "key, plain, word, server, token = sys.argv[1:]\n"
         "codec = Codec.open(read_key(Path(key), word), Path(plain))\n"
         "print(codec.decode(codec.encode(['a text']).ids[0]))\n"

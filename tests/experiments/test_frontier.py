@@ -70,8 +70,8 @@ def test_the_finding_follows_from_the_points() -> None:
 
 
 def test_few_defences_are_drawn_by_names_and_the_finding_is_of_all() -> None:
-    every, names = frontier.points_of_results([FIRST, SECOND], "sst2"), {"plain": "as it is", "careful": "with care"}
-    svg = frontier.frontier_svg(every, 70.0, "", names=names)
+    every, labels = frontier.points_of_results([FIRST, SECOND], "sst2"), {"plain": "as it is", "careful": "with care"}
+    svg = frontier.frontier_svg(every, 70.0, "", labels=labels)
     assert ">with care<" in svg and ">as it is<" in svg and ">worse<" not in svg
     assert frontier.finding_text(every, 70.0).split(";")[0] in svg
     colours = [svg.count(f"fill: {one}") > 0 for one in (frontier.ON_FRONTIER_COLOUR, frontier.OFF_FRONTIER_COLOUR)]

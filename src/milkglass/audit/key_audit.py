@@ -9,7 +9,7 @@ Nothing is sent anywhere, and no server is needed. A stopped audit resumes when 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,13 +167,16 @@ def open_scene(
     Raises:
         UsageError: the folder holds the work of another audit.
     """
-    full_identity = {**settings, "attacks": [signature(attack) for attack in attacks.values()]}
-    # An audit from before LATER_ATTACK_NAMES existed can be resumed as well
-    earlier_attacks = [signature(attack) for name, attack in attacks.items() if name not in LATER_ATTACK_NAMES]
-    earlier_identity = {**settings, "attacks": earlier_attacks}
+
+    def identity_without(missing_names: Set[str]) -> dict[str, Any]:
+        signatures = [signature(attack) for name, attack in attacks.items() if name not in missing_names]
+        return {**settings, "attacks": signatures}
+
+    # An audit of a version that lacked the latest attacks can be resumed as well
+    earlier_lacks = [set[str]().union(*LATER_ATTACK_NAMES[index:]) for index in range(len(LATER_ATTACK_NAMES))]
     scene = build_scene(stage)
     # After the scene: a text that cannot be read leaves nothing behind
-    return scene, ResumeStore.open(out / "work", full_identity, earlier_identity)
+    return scene, ResumeStore.open(out / "work", identity_without(set()), *map(identity_without, earlier_lacks))
 
 
 def attack_and_report(

@@ -32,13 +32,13 @@ class CoarseFiles:
     Attributes:
         data: the user's rows, from which the map is found.
         public: public text in which tokens are counted. None: they are counted in the rows.
-        is_regression: whether the labels of the rows are numbers.
+        task: "classification" or "regression". None: decided by the labels of the rows.
         columns: the options that say how the rows are read.
     """
 
     data: Path | None
     public: Path | None
-    is_regression: bool
+    task: str | None
     columns: ColumnOptions
 
     def require_fit(self, scheme: str | None, key: Path) -> None:
@@ -46,7 +46,7 @@ class CoarseFiles:
 
         They need the scheme coarse and a new key, and a new key of this scheme needs the rows.
         """
-        has_files = self.data is not None or self.public is not None or self.is_regression
+        has_files = self.data is not None or self.public is not None or self.task is not None
         if has_files and scheme != SCHEME_NAME:
             raise UsageError(
                 f"--data, --public-text and --task are for --scheme coarse, and the scheme is {scheme or 'obfuslm'}",
@@ -66,7 +66,7 @@ class CoarseFiles:
         Raises UsageError if a file does not exist, CodecError if its rows cannot be read.
         """
         if self.data is not None:
-            self.columns.read_training(self.data, "regression" if self.is_regression else None)
+            self.columns.read_training(self.data, self.task)
         self.columns.read_optional(self.public)
 
     def read(self, base: Checkpoint) -> CountedTexts:
@@ -75,7 +75,7 @@ class CoarseFiles:
 
         assert self.data is not None
         public = None if self.public is None else self.columns.other_file(self.public)
-        texts = count_texts(base, self.columns.data_file(self.data), public, self.is_regression)
+        texts = count_texts(base, self.columns.data_file(self.data), public, self.task)
         if texts.task is None:
             note(UNLABELLED_NOTE.format(self.data.name))
         if texts.public_counts is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ import typer
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table_text
+from milkglass.compare.cost import ComparisonCost
 from milkglass.errors import UsageError
 from milkglass.files import require_writable
 from milkglass.progress import duration_text
@@ -36,12 +36,16 @@ def compare(
     data: Annotated[Path, typer.Argument(help=f"Your rows, with labels or with answers: {ROW_FORMATS}.")],
     validation: Annotated[
         Path | None,
-        typer.Option(help="Rows to ask about.  [default: a fifth of DATA, and 40 at least; not trained with]"),
+        typer.Option(
+            help="Rows to ask about.  [default: a fifth of DATA and of each class, 40 rows at least; not trained with]"
+        ),
     ] = None,
     ways: Annotated[
         str | None, typer.Option(help="The ways to run, by name with commas between; an unknown name lists all ways.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Run every way, those of packages too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run every way: further settings and methods, and the ways of packages.")
+    ] = False,
     quick: Annotated[
         bool,
         typer.Option(
@@ -111,7 +115,7 @@ def compare(
     Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
     loss of a token of held-out answers, and by ROUGE-L of some written ones.
     """
-    started = time.monotonic()
+    started = ComparisonCost.now()
     if Path(model).is_file():
         raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     # The headers are read before the imports, which take seconds
@@ -175,8 +179,9 @@ def compare(
             notes = (*notes, f"The next commands read {CLEAN_ROWS}, which `{data_command} --out {CLEAN_ROWS}` writes")
         commands = {
             "model": shlex.quote(model), "rows": shlex.quote(clean_rows),
-            "task": " --task regression" if rows.task == "regression" else "", "kept": shlex.quote(str(kept_folder)),
-            "text": f"'a new text'{second_text}", "halves": halves_options(prepared.training),
+            "task": f" --task {rows.task}" if task or rows.task == "regression" else "",
+            "kept": shlex.quote(str(kept_folder)), "text": f"'a new text'{second_text}",
+            "halves": halves_options(prepared.training),
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
         }  # fmt: skip
         settings = ComparisonSettings(

@@ -183,7 +183,8 @@ def obfuscate(
         Path | None, typer.Option(help="With --scheme coarse: any public text; tokens are counted in it.")
     ] = None,
     task: Annotated[
-        Literal["regression"] | None, typer.Option(help="With --scheme coarse: the labels of --data are numbers.")
+        Literal["classification", "regression"] | None,
+        typer.Option(help="With --scheme coarse: what the labels of --data are.  [default: decided by the labels]"),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -222,7 +223,7 @@ def obfuscate(
     band_file = _read_band_file(bands, band_text, columns)
     scheme_options = {"k": k, "epsilon": epsilon, "symbols": symbols, "function_words": function_words}
     chosen_parameters = _scheme_parameters(scheme or "obfuslm", assignments or [], scheme_options)
-    coarse_files = coarse.CoarseFiles(data, public_text, task is not None, columns)
+    coarse_files = coarse.CoarseFiles(data, public_text, task, columns)
     # A passphrase is asked for before rows and the model are read, and before bars are drawn over the question. A
     # generated one is written after everything that can be refused before, so that a refusal leaves no file of it.
     existing_key = _open_existing_key(key, passphrase_file)

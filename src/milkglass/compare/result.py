@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from milkglass.audit.outcome import nan_as_none
 from milkglass.audit.report.result import ReadExample
+from milkglass.compare.cost import ComparisonCost
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import MIN_SHARE_WRITTEN_AS_100
 
-VERSION = 1
+VERSION = 2
 WayGroup = Literal[
     "nothing is sent", "names are masked", "words are replaced", "words are scrambled", "states are sent",
     "confidential hardware", "sent as it is",
@@ -192,7 +193,7 @@ class ComparisonResult:
             that is most surely better; its p-value counts the number of ways. None: it is not known.
         smaller_ways: the local ways with a smaller model that a paired test does not tell from the best local way.
             Empty for rows with answers.
-        seconds: by the clock.
+        cost: what all ways cost this machine, those of earlier calls too.
         kept, kept_way: the folder in which this call kept a local model, and the model's way; both "" if it kept none.
         kept_folders: by way, the folders that still exist of models that this or earlier calls with the same output
             folder kept.
@@ -214,7 +215,7 @@ class ComparisonResult:
     verdict: tuple[str, ...] = ()
     over_commonest: Difference | None = None
     smaller_ways: tuple[str, ...] = ()
-    seconds: float = math.nan
+    cost: ComparisonCost = ComparisonCost()
     kept: str = ""
     kept_way: str = ""
     kept_folders: Mapping[str, str] = field(default_factory=dict)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from milkglass.errors import CodecError
 from milkglass.experiments import data_refs
@@ -40,13 +43,16 @@ class SplitRows:
     notes: tuple[str, ...]
 
     @classmethod
-    def read(cls, data: DataFile, validation: DataFile | None, seed: int, max_rows: int | None) -> SplitRows:
+    def read(
+        cls, data: DataFile, validation: DataFile | None, seed: int, max_rows: int | None, has_classes: bool
+    ) -> SplitRows:
         """Reads the rows. Rows that are equal in question and answer count once.
 
         Args:
             validation: the held-out rows. None: a random fifth of the data.
             seed: decides that fifth.
             max_rows: how many random rows are taken of each file at most. None: all.
+            has_classes: whether labels are classes. Then a fifth of each class is held out.
 
         Raises:
             CodecError: there are too few rows.
@@ -58,8 +64,9 @@ class SplitRows:
             require_rows(
                 data.name, len(order), 2 * MIN_COMPARISON_ROWS, len(all_rows) - len(rows), "or --validation too"
             )
-            count = comparison_row_count(len(order))
-            held_out, order = [rows[i] for i in order[:count]], order[count:]
+            labels = [rows[i].label if has_classes else None for i in order]
+            is_held_out = stratified_mask(labels, comparison_row_count(len(order)))
+            held_out, order = [rows[i] for i in order[is_held_out]], order[~is_held_out]
         else:
             validation_rows = list(read_examples(validation))
             distinct = distinct_indices(validation_rows)
@@ -73,6 +80,22 @@ class SplitRows:
         if validation is not None:
             notes += equal_notes(Repeats.of(validation_rows), f"{validation.name}: ")
         return cls(train, held_out, notes)
+
+
+def stratified_mask(labels: Sequence[Any], count: int) -> NDArray[np.bool_]:
+    """Returns (labels,) a mask of `count` labels that have each label in its share: the first occurrences of each.
+
+    A label's n occurrences stand at the quantiles (0.5 / n, 1.5 / n, ...), and the `count` lowest are taken. A label
+    that occurs too rarely for a share of its own is left to the others.
+    """
+    totals, seen = Counter(labels), Counter[Any]()
+    quantiles = np.empty(len(labels))
+    for index, label in enumerate(labels):
+        quantiles[index] = (seen[label] + 0.5) / totals[label]
+        seen[label] += 1
+    mask = np.zeros(len(labels), dtype=np.bool_)
+    mask[np.argsort(quantiles, kind="stable")[:count]] = True
+    return mask
 
 
 def _require_known_labels(file: DataFile, data_name: str, labels: Sequence[str]) -> None:
@@ -174,7 +197,7 @@ class ComparisonRows:
         """Reads the rows. Equal rows count once, and no training row asks the same as a held-out row.
 
         Args:
-            validation: the held-out rows. None: a random fifth of the data.
+            validation: the held-out rows. None: a random fifth of the data, and of each class.
             seed: decides that fifth.
             report_skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.
@@ -189,8 +212,8 @@ class ComparisonRows:
             report_skipped(file.name, file_summary)
         if validation is not None and not summary.scale:
             _require_known_labels(validation, data.name, summary.labels)
-        split = SplitRows.read(data, validation, seed, max_rows)
         is_regression = summary.task == "regression"
+        split = SplitRows.read(data, validation, seed, max_rows, has_classes=not is_regression)
         numbers = {name: number for number, name in enumerate(summary.labels)}
         train, held_out = (
             data_refs.labelled_texts(part, numbers, is_regression) for part in (split.train, split.held_out)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from milkglass.catalogue import signature
 from milkglass.client.data.texts import NAME_RULE
 from milkglass.compare import keep
 from milkglass.compare.chat_rows import CHAT_TASK, ChatRows
+from milkglass.compare.cost import ComparisonCost
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
@@ -40,7 +42,12 @@ from milkglass.compare.result import (
     WayResult,
     worth_of,
 )
-from milkglass.compare.training_checks import loss_fall, reported_losses, require_memory_for_ways
+from milkglass.compare.training_checks import (
+    loss_fall,
+    reported_losses,
+    require_disk_for_ways,
+    require_memory_for_ways,
+)
 from milkglass.compare.verdict import MAX_P_VALUE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
 from milkglass.deadline import until
@@ -53,7 +60,7 @@ from milkglass.system import memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 12  # the version of the files that a run keeps on disk
+RUN_VERSION = 13  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, though the time is over
 MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model has so many
@@ -74,12 +81,12 @@ class TimeLimits:
     Attributes:
         seconds: seconds by the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
         attack_work: seconds of one core's work for the attacks on one way (`Budget.of_work`). No clock decides it.
-        started: the reading of `time.monotonic` from which `seconds` count. None: when the ways begin.
+        started: the readings from which `seconds` and the cost count. None: when the ways begin.
     """
 
     seconds: float = math.inf
     attack_work: float = 300.0
-    started: float | None = None
+    started: ComparisonCost | None = None
 
     def at_most(self, seconds: float) -> float:
         """Returns these seconds, or MAX_SHARE_OVER of the limit if that is less."""
@@ -104,9 +111,12 @@ def compare(
 
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
+        DiskFull: the trained models would not fit on the disk.
         UsageError: `out` or `kept_folder` holds something else.
     """
     require_memory_for_ways(settings, ways, memory_bytes(only_available=True))
+    disk = settings.cells if settings.cells.exists() else files.nearest_existing_parent(settings.cells)
+    require_disk_for_ways(settings, ways, shutil.disk_usage(disk).free)
     claim_run_folder(out, {"compare": RUN_VERSION}, version_field="compare")
     name = run_name(settings, public)
     run = _Run(settings, out / "runs" / name, limits, public, log, on_begin)
@@ -151,8 +161,8 @@ def compare(
             compared = replace(compared, notes=(*compared.notes, note))
     kept_folders = {kept: str(folder) for folder in run.kept_folders() if (kept := keep.kept_way(folder, name))}
     with_commands = tuple(_with_command(way, kept_folders, settings) for way in compared.ways)
-    seconds = run.elapsed_seconds() + run.earlier_seconds
-    return replace(compared, verdict=verdict(compared), ways=with_commands, seconds=seconds, kept_folders=kept_folders)
+    cost = ComparisonCost.since(run.started) + run.earlier_cost
+    return replace(compared, verdict=verdict(compared), ways=with_commands, cost=cost, kept_folders=kept_folders)
 
 
 def _over_commonest(settings: ComparisonSettings, answers: Sequence[NDArray[Any]]) -> Difference | None:
@@ -305,7 +315,8 @@ class _Run:
 
     Attributes:
         models: the answers of the ways with nothing sent, with their models, by name.
-        earlier_seconds: by the clock, of ways that an earlier run finished.
+        started: the readings when the comparison began.
+        earlier_cost: the cost of ways that an earlier run finished.
         taken_over: those ways, each with the command of its call; "" if it is not known.
     """
 
@@ -318,18 +329,18 @@ class _Run:
         log: Log,
         on_begin: Log = no_log,
     ) -> None:
-        self._started = time.monotonic() if limits.started is None else limits.started
-        self.settings, self._deadline = settings, self._started + limits.seconds
+        self.started = ComparisonCost.now() if limits.started is None else limits.started
+        self.settings, self._deadline = settings, self.started.clock + limits.seconds
         self.out, self.limits, self.public, self.log, self.on_begin = out, limits, public, log, on_begin
         self.models: dict[str, WayAnswers] = {}
-        self.earlier_seconds = 0.0
+        self.earlier_cost = ComparisonCost()
         self.taken_over: dict[str, str] = {}
         # By the clock, for a unit of `Way.relative_training_cost`; one entry for each training
         self._training_seconds = list[float]()
         self._attack_seconds = dict[WayGroup, list[float]]()  # by the clock; one entry an attacked way of a group
 
     def elapsed_seconds(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started.clock
 
     def seconds_left(self, ways: Sequence[Way]) -> float:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
@@ -394,14 +405,14 @@ class _Run:
         try:
             if reason := way.task_refusal(self.settings.rows.task) or way.refusal(self.settings):
                 return replace(empty_result, state="does not apply", reason=reason), None
-            started = time.monotonic()
+            started = ComparisonCost.now()
             self.on_begin(title)
             self.log(f"{way.title}: its answers are measured")
-            with self._counting_time(way):
+            with self._counting_cost(way):
                 with until(self._deadline):
                     measured = way.measure_answers(self.settings)
                 if measured.cell is not None:
-                    self._note_training_time(time.monotonic() - started, way)
+                    self._note_training_time(time.monotonic() - started.clock, way)
                 if not np.isfinite(measured.answers).all():
                     raise JobFailed("its training diverged: answers are not numbers", "give a smaller --learning-rate")
                 if way.is_local:
@@ -422,7 +433,7 @@ class _Run:
             notes=(*measured.notes, *(self._notes(measured) if may_learn_more else ())),
             answers_digest=_answers_digest(measured.answers),
         )  # fmt: skip
-        self._store(way, result, measured.answers, time.monotonic() - started, seconds)
+        self._store(way, result, measured.answers, ComparisonCost.since(started), seconds)
         return result, measured.answers
 
     def _note_training_time(self, seconds: float, way: Way) -> None:
@@ -540,12 +551,12 @@ class _Run:
     def _path(self, way: Way) -> Path:
         return self.out / "ways" / f"{way.name}.json"
 
-    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], elapsed: float, seconds: float) -> None:
+    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], cost: ComparisonCost, seconds: float) -> None:
         files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
         origin = {"made by": _methods_digest(way), "command": self.settings.commands.get("run", "")}
         document = {
-            "about": {**limits, "clock": elapsed + self._unfinished_seconds(way), **origin},
+            "about": {**limits, "cost": asdict(cost + self._unfinished_cost(way)), **origin},
             "result": nan_as_none(asdict(result)),
             "answers": pack_answers(answers),
         }
@@ -567,7 +578,7 @@ class _Run:
 
     def _note_taken_over(self, way: Way, about: Mapping[str, Any]) -> None:
         """Remembers what is told `about` a way that an earlier call finished."""
-        self.earlier_seconds += float(about["clock"])
+        self.earlier_cost += ComparisonCost.from_json(about["cost"])
         self.taken_over[way.name] = about["command"]
 
     def _stored_document(self, way: Way) -> Any:
@@ -576,21 +587,21 @@ class _Run:
         document = read_stored_json(path, dict) if path.is_file() else None
         return document if document is not None and document["about"]["made by"] == _methods_digest(way) else None
 
-    def _unfinished_seconds(self, way: Way) -> float:
-        """Returns the seconds by the clock that earlier calls spent on a way without finishing it."""
+    def _unfinished_cost(self, way: Way) -> ComparisonCost:
+        """Returns what earlier calls spent on a way without finishing it."""
         path = self.out / "unfinished" / f"{way.name}.json"
-        return float(read_stored_json(path, int | float)) if path.is_file() else 0.0
+        return ComparisonCost.from_json(read_stored_json(path, dict)) if path.is_file() else ComparisonCost()
 
     @contextmanager
-    def _counting_time(self, way: Way) -> Iterator[None]:
-        """Remembers the time of the block on disk if it does not end, so that a later call can say what a way took."""
-        started = time.monotonic()
+    def _counting_cost(self, way: Way) -> Iterator[None]:
+        """Remembers the cost of the block on disk if it does not end, so that a later call can say what a way cost."""
+        started = ComparisonCost.now()
         try:
             yield
         except BaseException:
             files.make_private_dir(self.out / "unfinished")
-            seconds = self._unfinished_seconds(way) + time.monotonic() - started
-            files.write(self.out / "unfinished" / f"{way.name}.json", json.dumps(seconds))
+            cost = ComparisonCost.since(started) + self._unfinished_cost(way)
+            files.write(self.out / "unfinished" / f"{way.name}.json", json.dumps(asdict(cost)))
             raise
 
     def with_earlier(self, results: Sequence[WayResult], answers: dict[str, NDArray[Any]]) -> list[WayResult]:

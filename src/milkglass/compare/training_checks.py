@@ -1,4 +1,4 @@
-"""Checks around a training: its memory, the rows that it cuts, and whether its loss was still falling at its end."""
+"""Checks around a training: its memory and disk, the rows that it cuts, and whether its loss still fell at its end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 
 from milkglass.compare.chat_rows import CHAT_TASK
 from milkglass.compare.ways import ComparisonSettings, Way
-from milkglass.errors import MemoryShort
+from milkglass.errors import DiskFull, MemoryShort
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sequences import Sequences
 from milkglass.server.jobs.folder import read_events
-from milkglass.server.jobs.needs import ModelSizes, needs_of, size_text
+from milkglass.server.jobs.needs import FP32_BYTES, ModelSizes, needs_of, size_text
+from milkglass.server.settings import bytes_on_disk
 from milkglass.threat.defence import LabelledTexts
 
 # A training reports its loss at least so often, if it has as many steps, so that its end can be judged
@@ -31,26 +32,51 @@ def require_memory_for_ways(settings: ComparisonSettings, ways: Sequence[Way], f
     """Raises MemoryShort if the training of a way needs more memory than `free_bytes`. None: that is not known."""
     if free_bytes is None:
         return
-    task, fitting_ways, large_ways = settings.rows.task, list[str](), list[tuple[str, int]]()
+    needed_of = dict[str, int]()
     for way in ways:
-        applies = way.task_refusal(task) is None and way.refusal(settings) is None
-        base = way.model_to_train(settings) if applies else None
-        needed = (
-            0 if base is None else needs_of(ModelSizes.of(base), settings.training, _mean_length(settings)).memory_bytes
-        )
-        if needed > free_bytes:
-            large_ways.append((way.title, needed))
-        else:
-            fitting_ways.append(way.name)
+        base, needed_of[way.name] = _model_to_train(settings, way), 0
+        if base is not None:
+            needed_of[way.name] = needs_of(ModelSizes.of(base), settings.training, _mean_length(settings)).memory_bytes
+    large_ways = [way for way in ways if needed_of[way.name] > free_bytes]
     if not large_ways:
         return
-    title, needed = max(large_ways, key=lambda entry: entry[1])
+    largest_way = max(large_ways, key=lambda way: needed_of[way.name])
     others = f" ({len(large_ways)} ways take more than there is)" if len(large_ways) > 1 else ""
-    leave_out = f"leave it out with --ways {','.join(fitting_ways)}, or " if fitting_ways else ""
+    fitting_names = [way.name for way in ways if way not in large_ways]
+    leave_out = f"leave it out with --ways {','.join(fitting_names)}, or " if fitting_names else ""
     raise MemoryShort(
-        f"{title} takes {size_text(needed)} of memory at least to train{others}, and {size_text(free_bytes)} are free",
+        f"{largest_way.title} takes {size_text(needed_of[largest_way.name])} of memory at least to train{others}, and "
+        f"{size_text(free_bytes)} are free",
         f"{leave_out}close other programs, or lower --batch-size or --max-length",
     )
+
+
+def require_disk_for_ways(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int) -> None:
+    """Raises DiskFull if the models that the ways train need more of the disk of the cells than `free_bytes`.
+
+    Counted are the weights of each trained model in fp32 and the largest checkpoint, less what the cells have already:
+    the least that is needed.
+    """
+    weight_bytes, checkpoint_bytes = 0, 0
+    for way in ways:
+        if way.relative_training_cost(settings) and (base := _model_to_train(settings, way)) is not None:
+            sizes = ModelSizes.of(base)
+            weight_bytes += FP32_BYTES * sizes.total_weight_count
+            checkpoint_bytes = max(checkpoint_bytes, needs_of(sizes, settings.training).checkpoint_bytes)
+    required_bytes = max(0, weight_bytes + checkpoint_bytes - bytes_on_disk(settings.cells))
+    if required_bytes > free_bytes:
+        raise DiskFull(
+            f"the models of these ways take {size_text(required_bytes)} more in {settings.cells} at least, and its "
+            f"disk has {size_text(free_bytes)} free",
+            "free some, name fewer ways with --ways, or give a folder on another disk with --out or --cache",
+        )
+
+
+def _model_to_train(settings: ComparisonSettings, way: Way) -> Checkpoint | None:
+    """Returns the model that a way trains. None: it trains none, or it does not apply."""
+    if way.task_refusal(settings.rows.task) is not None or way.refusal(settings) is not None:
+        return None
+    return way.model_to_train(settings)
 
 
 def _mean_length(settings: ComparisonSettings) -> float:

@@ -132,6 +132,7 @@ class Way(abc.ABC):
         provider: what the provider needs.
         command: a template of the command that the user runs next, with fields of `ComparisonSettings.commands`.
         quick: whether `--quick` runs the way.
+        needs_all: whether only `--all` runs the way, or its name: another setting of one that runs by default.
         tasks: the tasks of rows that the way is for.
         attack_work: the least budget of attacks on the way, in seconds of one core's work, for a way that only a longer
             attack undoes.
@@ -144,6 +145,7 @@ class Way(abc.ABC):
     provider: str = "nothing"
     command: str = ""
     quick: bool = True
+    needs_all: bool = False
     tasks: tuple[str, ...] = LABEL_TASKS
     attack_work: float = 0.0
 
@@ -188,7 +190,7 @@ class Way(abc.ABC):
 
     def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
         """Returns whether a comparison of this model on rows with this task runs the way if no names are given."""
-        return task in self.tasks and (self.quick or not is_quick)
+        return task in self.tasks and (self.quick or not is_quick) and not self.needs_all
 
 
 def trained_cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedCell:
@@ -540,6 +542,33 @@ TRUST_IN_PROVIDER = "the provider, who reads it"
 NEEDS_TO_TRAIN = "a GPU, and your model of any kind"
 NEEDS_TO_SERVE = "a GPU, and the scrambled model"
 
+
+def _sanitized_way(method: str, epsilon: int, needs_all: bool = False) -> DefenceWay:
+    """Returns the way that replaces words by a sanitizer. One that only `--all` runs has the epsilon in its name."""
+    by_tokens = method == "rnm"
+    options = f"--method {method} --epsilon {epsilon}{' --by tokens' if by_tokens else ''} --table {{model}}"
+    reads_corpus = method != "custext+"
+    return DefenceWay(
+        name=f"{method}-{epsilon}" if needs_all else method,
+        title=f"{'tokens' if by_tokens else 'words'} replaced by {method.upper()}, epsilon {epsilon}",
+        group="words are replaced", trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, quick=False, needs_all=needs_all,
+        entry={"sanitizer": method, "epsilon": float(epsilon)},
+        command=f"milkglass sanitize {{rows}} replaced.jsonl {options}{' --corpus {rows}' if reads_corpus else ''}",
+    )  # fmt: skip
+
+
+def _halves_way(
+    method: str, title: str, trust: str, provider: str = "a GPU, and the upper layers", needs_all: bool = False
+) -> DefenceWay:
+    """Returns the way that sends hidden states, disturbed by a method."""
+    return DefenceWay(
+        name=method, title=title, group="states are sent", tasks=("classification",), trust=trust, provider=provider,
+        quick=False, needs_all=needs_all, entry={"encoder": method},
+        command=f"milkglass split train {{model}} --method {method} --data {{rows}} --client mine --server theirs"
+        "{halves}",
+    )  # fmt: skip
+
+
 WAYS: Catalogue[Way] = Catalogue(
     "way",
     CommonestClassWay(name="commonest", title="naming the commonest class", group="nothing is sent"),
@@ -570,23 +599,12 @@ WAYS: Catalogue[Way] = Catalogue(
         trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"masked": True},
         command="milkglass sanitize {rows} masked.jsonl --method mask",
     ),
-    DefenceWay(
-        name="custext+", title="words replaced by CUSTEXT+, epsilon 3", group="words are replaced",
-        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"sanitizer": "custext+", "epsilon": 3.0}, quick=False,
-        command="milkglass sanitize {rows} replaced.jsonl --method custext+ --epsilon 3 --table {model}",
-    ),
-    DefenceWay(
-        name="santext+", title="words replaced by SANTEXT+, epsilon 14", group="words are replaced",
-        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"sanitizer": "santext+", "epsilon": 14.0}, quick=False,
-        command="milkglass sanitize {rows} replaced.jsonl --method santext+ --epsilon 14 --table {model} "
-        "--corpus {rows}",
-    ),
-    DefenceWay(
-        name="rnm", title="tokens replaced by RNM, epsilon 3", group="words are replaced",
-        trust=TRUST_IN_PROVIDER, provider=NEEDS_TO_TRAIN, entry={"sanitizer": "rnm", "epsilon": 3.0}, quick=False,
-        command="milkglass sanitize {rows} replaced.jsonl --method rnm --epsilon 3 --by tokens --table {model} "
-        "--corpus {rows}",
-    ),
+    _sanitized_way("custext+", 3),
+    _sanitized_way("custext+", 6, needs_all=True),
+    _sanitized_way("santext+", 14),
+    _sanitized_way("santext+", 12, needs_all=True),
+    _sanitized_way("rnm", 3),
+    _sanitized_way("rnm", 1, needs_all=True),
     DefenceWay(
         name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
         trust="that nobody with similar text attacks the ids", provider=NEEDS_TO_SERVE, entry={"scheme": "obfuslm"},
@@ -617,14 +635,12 @@ WAYS: Catalogue[Way] = Catalogue(
         command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
         "--data {rows}{task}",
     ),
-    # Of the methods of hidden_states that keep the task, least is read of it (obfuslm_table2.quick.json)
-    DefenceWay(
-        name="cape", title="one noisy vector a text (CAPE)", group="states are sent", quick=False,
-        tasks=("classification",),
-        trust="the noise, which has no proof here", provider="a small head: your machine runs the whole encoder",
-        entry={"encoder": "cape"},
-        command="milkglass split train {model} --method cape --data {rows} --client mine --server theirs{halves}",
-    ),
+    # Of the methods of hidden_states that keep the task, least is read of CAPE (obfuslm_table2.quick.json)
+    _halves_way("cape", "one noisy vector a text (CAPE)", trust="the noise, which has no proof here",
+                provider="a small head: your machine runs the whole encoder"),
+    _halves_way("textobfuscator", "a vector a token, near its cluster's centre (TextObfuscator)", needs_all=True,
+                trust="the noise, which has no proof here"),
+    _halves_way("dp-forward", "a noisy vector a token (DP-Forward)", needs_all=True, trust="the noise"),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
         group="confidential hardware", trust="the maker of the hardware, and the image that it proves",

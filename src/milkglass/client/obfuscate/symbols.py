@@ -145,19 +145,19 @@ class CountedTexts:
         return self.own_counts if self.public_counts is None else self.public_counts
 
 
-def count_texts(base: Checkpoint, data: Source, public: Source | None, is_regression: bool = False) -> CountedTexts:
+def count_texts(base: Checkpoint, data: Source, public: Source | None, task: str | None = None) -> CountedTexts:
     """Reads the client's rows, and public text of any kind, and counts their tokens.
 
     Args:
         data: the client's rows.
         public: public text that decides which tokens are common. None: the client's rows do.
-        is_regression: whether the labels of the rows are scores.
+        task: "classification" or "regression". None: decided by the labels of the rows.
 
     Raises:
         CodecError: rows cannot be read; also EmptyText.
         UsageError: the rows are for generation, or have no ordinary token.
     """
-    summary = checked_summary(data, "regression" if is_regression else None)
+    summary = checked_summary(data, task)
     if summary.kind == "chat":
         raise UsageError(
             f"{data.name} holds conversations, and under coarse an id names no token that could be answered",
@@ -165,16 +165,16 @@ def count_texts(base: Checkpoint, data: Source, public: Source | None, is_regres
         )
     codec = Codec.open(new_key(base, "", None, ""), base.folder)
     token_count = len(codec.sigma)
-    examples = list(read_examples(data, are_scores=is_regression))
+    examples = list(read_examples(data, are_scores=task == "regression"))
     texts = encode_examples(codec, examples).original
-    task = None if summary.kind != "labelled" else _labelled_texts(examples, texts, summary.labels, summary.scale)
+    labelled = None if summary.kind != "labelled" else _labelled_texts(examples, texts, summary.labels, summary.scale)
     special = reserved_ids(base, token_count)
     own_counts = _count_ordinary(texts.counts(token_count), special, data)
     question_digests = [question_digest(example) for example in examples]
     if public is None:
-        return CountedTexts(task, own_counts, None, special, question_digests)
+        return CountedTexts(labelled, own_counts, None, special, question_digests)
     counts = encode_examples(codec, examples_of(public)).original.counts(token_count)
-    return CountedTexts(task, own_counts, _count_ordinary(counts, special, public), special, question_digests)
+    return CountedTexts(labelled, own_counts, _count_ordinary(counts, special, public), special, question_digests)
 
 
 def _count_ordinary(counts: NDArray[np.int64], special: NDArray[np.int64], file: Source) -> NDArray[np.int64]:

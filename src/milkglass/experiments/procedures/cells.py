@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.rows.labels import Scale
 from milkglass.server.spec import Hyperparameters
-from milkglass.system import release_memory
+from milkglass.system import processor_seconds, release_memory
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
@@ -133,16 +132,11 @@ class CpuTimer:
     """Counts CPU seconds of this process and of trainings that it waited for."""
 
     def __init__(self) -> None:
-        self._started = self._now()
-
-    @staticmethod
-    def _now() -> float:
-        spent = os.times()
-        return spent.user + spent.system + spent.children_user + spent.children_system
+        self._started = processor_seconds()
 
     def seconds(self) -> float:
         """Returns the CPU seconds since the timer was made."""
-        return self._now() - self._started
+        return processor_seconds() - self._started
 
 
 @contextmanager
