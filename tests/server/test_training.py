@@ -135,14 +135,14 @@ def test_a_step_in_parts_learns_the_same(name: str, task: str, tmp_path: Path, m
     counts = list[int]()
     split = trainer.split_batch
 
-    def counted(batch: Any, limit: int) -> Any:
+    def counted(batch: Any, limit: trainer.PartLimit) -> Any:
         parts = split(batch, limit)
         counts.append(len(parts))
-        assert all(part["input_ids"].numel() <= limit or len(part["input_ids"]) == 1 for part in parts)
+        assert all(limit.share(part) <= 1.5 or len(part["input_ids"]) == 1 for part in parts)
         assert sum(len(part["input_ids"]) for part in parts) == len(batch["input_ids"])
         return parts
 
-    monkeypatch.setattr(training, "tokens_at_once", lambda *_: 7)
+    monkeypatch.setattr(training, "part_limit", lambda *_: trainer.PartLimit(7, 0.5))
     monkeypatch.setattr(trainer, "split_batch", counted)
     assert training.main(tmp_path / "parts") == 0
     assert max(counts) > 1
@@ -160,6 +160,61 @@ def test_a_step_in_parts_learns_the_same(name: str, task: str, tmp_path: Path, m
     assert second == pytest.approx(first, rel=1e-3)
 
 
+ENCODERS = ("bert", "roberta", "distilbert", "mpnet", "xlm-roberta")
+
+
+@pytest.mark.parametrize("name", [name for name in tiny.NAMES if name not in ENCODERS])
+def test_logits_are_computed_where_a_label_is_predicted_and_nowhere_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of questions with answers of other lengths at other places: the training learns as with all logits."""
+    model = tiny.save(name, tmp_path / "model")
+    ids = [[*range(5, 15 + i % 4)] for i in range(24)]
+    labels = [[-100] * (len(row) - 2 - i % 3) + row[len(row) - 2 - i % 3 :] for i, row in enumerate(ids)]
+    widths, results = list[int](), list[dict[str, torch.Tensor]]()
+    needed = trainer.with_needed_logits
+
+    def noted(batch: Any) -> Any:
+        arguments = needed(batch)
+        widths.append(len(arguments["logits_to_keep"]))
+        return arguments
+
+    for computes_all in (False, True):
+        job = make_job(tmp_path / f"all-{computes_all}", model, True, batch_size=4, max_steps=4, **LORA)
+        (job / "train.safetensors").write_bytes(rows_file(ids, labels))
+        monkeypatch.setattr(trainer, "with_needed_logits", dict if computes_all else noted)
+        assert training.main(job) == 0
+        results.append(load_file(job / "result" / "model.safetensors"))
+    assert widths and max(widths) < 10, "a row has 10 tokens at least"
+    start = load_file(model / "model.safetensors")
+    learnt = max(float((results[0][one] - start[one]).abs().max()) for one in start if one in results[0])
+    apart = max(float((results[0][one] - results[1][one]).abs().max()) for one in results[0])
+    assert learnt > 1e-4 and apart < learnt / 100
+
+
+def test_where_logits_are_needed() -> None:
+    ignored = [-100] * 4
+    labels = torch.tensor([[*ignored, 7, 8, *ignored[:2]], [*ignored, -100, 9, 10, -100]])
+    assert trainer.logit_positions(labels).tolist() == [3, 4, 5]
+    arguments = trainer.with_needed_logits({"labels": labels})
+    assert arguments["shift_labels"].tolist() == [[7, 8, -100], [-100, 9, 10]] and arguments["labels"] is labels
+    everywhere, nowhere = torch.arange(8).reshape(2, 4), torch.full((2, 4), -100)
+    for batch in ({"labels": everywhere}, {"labels": nowhere}, {"labels": torch.tensor([0, 1])}):
+        assert trainer.with_needed_logits(batch) == batch
+
+
+def test_parts_are_smaller_where_more_logits_are_kept() -> None:
+    ids = torch.ones(8, 10, dtype=torch.long)
+    answers = torch.full((8, 10), -100)
+    answers[:, 8:] = 5
+    limit = trainer.PartLimit(40, logits=2.0)
+    for labels, rows in ((answers, 2), (ids, 1), (torch.zeros(8, dtype=torch.long), 4)):
+        parts = trainer.split_batch({"input_ids": ids, "attention_mask": ids, "labels": labels}, limit)
+        assert [len(part["input_ids"]) for part in parts] == [rows] * (8 // rows)
+    few = {"input_ids": ids[:4], "attention_mask": ids[:4], "labels": answers[:4]}
+    assert len(trainer.split_batch(few, limit)) == 1, "1.4 times the limit stay whole"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_a_long_row_is_computed_again_and_learns_the_same(
@@ -175,7 +230,7 @@ def test_a_long_row_is_computed_again_and_learns_the_same(
         chosen = {"batch_size": 1, "max_steps": 3, "dtype": dtype, **(LORA if causal else {})}
         job = make_job(tmp_path / f"limit-{limit}", model, causal, **chosen)
         (job / "train.safetensors").write_bytes(rows)
-        monkeypatch.setattr(training, "tokens_at_once", lambda *_, limit=limit: limit)
+        monkeypatch.setattr(training, "part_limit", lambda *_, limit=limit: trainer.PartLimit(limit))
         recomputed.append(counted_checkpoints(monkeypatch, lambda job=job: training.main(job)))
         results.append(load_file(job / "result" / "model.safetensors"))
     whole, again = results
@@ -210,7 +265,7 @@ def test_long_rows_among_the_parts_of_a_step_are_computed_again(
     for limit in (10_000, 20):
         job = make_job(tmp_path / f"limit-{limit}", model, True, batch_size=24, max_steps=2, **LORA)
         (job / "train.safetensors").write_bytes(rows_file(ids, ids))
-        monkeypatch.setattr(training, "tokens_at_once", lambda *_, limit=limit: limit)
+        monkeypatch.setattr(training, "part_limit", lambda *_, limit=limit: trainer.PartLimit(limit))
         recomputed.append(counted_checkpoints(monkeypatch, lambda job=job: training.main(job)))
         results.append(load_file(job / "result" / "model.safetensors"))
     assert recomputed == [0, 2 * 6 * len(training.model_sizes(model).layers)], "six long rows in each of two steps"

@@ -41,6 +41,7 @@ from milkglass.server.jobs.folder import checkpoint_to_resume, step_of
 from milkglass.server.jobs.needs import (
     ModelSizes,
     ResourceNeeds,
+    logits_in_tokens,
     needs_of,
     require_disk,
     require_memory,
@@ -53,6 +54,7 @@ from milkglass.server.jobs.trainer import (
     CheckpointTrainer,
     DiskReserve,
     JobCallback,
+    PartLimit,
     drop_unfinished,
     prepare_resumption,
     reported_figures,
@@ -158,7 +160,7 @@ def train(job: Path, spec: JobSpec, callback: JobCallback) -> Status | None:
         callbacks.append(EarlyStoppingCallback(hyperparameters.early_stopping))
     trainer = CheckpointTrainer(
         callback.reserve,
-        tokens_at_once(sizes, hyperparameters.for_layers(len(sizes.layers))),
+        part_limit(sizes, hyperparameters.for_layers(len(sizes.layers))),
         model=model,
         args=training_options(job, hyperparameters, validation_rows is not None),
         train_dataset=train_rows,
@@ -184,6 +186,12 @@ def train(job: Path, spec: JobSpec, callback: JobCallback) -> Status | None:
     with saving("the result"):
         save_result(model, job, Path(spec.model))
     return Status(state="succeeded", trained_tokens=token_count, metrics=metrics)
+
+
+def part_limit(sizes: ModelSizes, hyperparameters: Hyperparameters) -> PartLimit | None:
+    """Returns how much of a step goes through the model at once; None on a GPU, where all of it does."""
+    tokens = tokens_at_once(sizes, hyperparameters)
+    return None if tokens is None else PartLimit(tokens, logits_in_tokens(sizes, hyperparameters))
 
 
 def model_sizes(model: Path) -> ModelSizes:

@@ -9,9 +9,9 @@ parameters, adapters included, and T of them are trained. All are counted in fp3
     the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
                     for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
-                    for rows of the mean length. On a CPU a step is made of parts (`tokens_at_once`), and the layers of
-                    a long row are computed again in the backward pass (activation checkpointing,
-                    `gradient_checkpointing` in trainer.py)
+                    for rows of the mean length, without logits, which only tokens with a label have. On a CPU a
+                    step is made of parts (`tokens_at_once`), and the layers of a long row are computed again in the
+                    backward pass (activation checkpointing, `gradient_checkpointing` in trainer.py)
 
 Memory is a lower bound: what is refused could not have run, and what passes may need more.
 """
@@ -35,8 +35,9 @@ from milkglass.server.storage.store import ModelRecord, TrainingFileInfo
 FP32_BYTES, ADAM_MOMENTS_BYTES = 4, 8  # bytes of a number in fp32, and of its two moments in Adam
 OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
-# A part with more tokens than this many times the limit computes its activations again in the backward pass
-MAX_TOKEN_LIMIT_FACTOR = 1.5
+# A step of up to so many times the limit goes through the model at once. A row beyond that computes its activations
+# again in the backward pass
+MAX_PART_SHARE = 1.5
 LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -229,13 +230,20 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
 
     The activations that are kept may take MIN_ACTIVATION_BYTES, or a quarter of the weights if that is more. The number
     depends on the model and the settings alone, so that the same training gives the same figures on every CPU. A row
-    cannot be divided: one with up to MAX_TOKEN_LIMIT_FACTOR times as many tokens keeps its activations all the same,
-    since computing them again takes time.
+    cannot be divided. A row or a step with up to MAX_PART_SHARE times as many tokens keeps its activations all the
+    same, since computing them again and computing parts take time. Logits count as `logits_in_tokens` says.
     """
     if device.on_gpu():
         return None
     allowed_bytes = max(MIN_ACTIVATION_BYTES, FP32_BYTES * model.total_weight_count // 4)
     return max(1, int(allowed_bytes / _activation_bytes(model, hyperparameters)))
+
+
+def logits_in_tokens(model: ModelSizes, hyperparameters: Hyperparameters) -> float:
+    """Returns how many tokens without logits keep as many bytes as the logits of one token, with their gradient."""
+    if not model.is_decoder or hyperparameters.task != "causal-lm":
+        return 0.0
+    return 2 * FP32_BYTES * model.vocab_size / _activation_bytes(model, hyperparameters)
 
 
 def _step_bytes(model: ModelSizes, hyperparameters: Hyperparameters, mean_length: float) -> int:
@@ -245,24 +253,23 @@ def _step_bytes(model: ModelSizes, hyperparameters: Hyperparameters, mean_length
     if limit is None:
         return int(tokens * _activation_bytes(model, hyperparameters))
     kept_bytes = min(tokens, max(limit, row_tokens)) * _activation_bytes(model, hyperparameters)
-    if row_tokens <= MAX_TOKEN_LIMIT_FACTOR * limit:
+    if row_tokens <= MAX_PART_SHARE * limit:
         return int(kept_bytes)
     return int(min(kept_bytes, row_tokens * _activation_bytes(model, hyperparameters, is_recomputed=True)))
 
 
 def _activation_bytes(model: ModelSizes, hyperparameters: Hyperparameters, is_recomputed: bool = False) -> float:
-    """Returns how many bytes for each token the forward pass keeps for the backward pass.
+    """Returns how many bytes for each token the forward pass keeps for the backward pass, logits not counted.
 
-    These are the inputs of each matrix, and for a language model its logits and their gradient. If layers are computed
-    again, they are the inputs of each layer, and of the matrices of one layer.
+    These are the inputs of each matrix. If layers are computed again, they are the inputs of each layer, and of the
+    matrices of one layer.
     """
     number_bytes = 2 if hyperparameters.dtype == "bfloat16" else FP32_BYTES
     inputs_of_layers = [sum(min(sizes) for sizes in layer.matrices) for layer in model.layers]
     inputs = sum(inputs_of_layers)
     if is_recomputed:
         inputs = model.hidden_size * len(model.layers) + max(inputs_of_layers, default=0)
-    logits = 2 * FP32_BYTES * model.vocab_size if model.is_decoder and hyperparameters.task == "causal-lm" else 0
-    return number_bytes * inputs + logits
+    return number_bytes * inputs
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

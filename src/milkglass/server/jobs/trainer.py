@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs.folder import all_checkpoints, checkpoint_to_resume, usable_checkpoints, write_event
-from milkglass.server.jobs.needs import MAX_TOKEN_LIMIT_FACTOR, size_text
+from milkglass.server.jobs.needs import MAX_PART_SHARE, size_text
 from milkglass.server.settings import FULL_DISK_ERRNOS, disk_full_error
 from milkglass.server.spec import COMPLETE_MARK, IGNORED_LABEL, RESERVE_FILE, WEIGHTS_ONLY_MARK
 from milkglass.system import trim_memory
@@ -105,26 +106,78 @@ def saving(noun: str) -> Iterator[None]:
         raise SaveFailed(f"{noun} could not be saved ({type(error).__name__})", hint) from error
 
 
-def split_batch(batch: Mapping[str, torch.Tensor], token_limit: int) -> list[dict[str, torch.Tensor]]:
-    """Splits a padded batch into parts of at most `token_limit` tokens each, or of one row that is longer.
+@dataclass(frozen=True)
+class PartLimit:
+    """Limits what goes through a model at once.
 
-    Rows of like length come together, and a part is padded to its own longest row only.
+    Attributes:
+        tokens: the most tokens of a part, padding included.
+        logits: how many tokens the logits of one position count as (`needs.logits_in_tokens`).
+    """
+
+    tokens: int
+    logits: float = 0.0
+
+    def row_size(self, length: int, position_count: int) -> float:
+        """Returns what a row counts as, in tokens.
+
+        Args:
+            length: its tokens, padding included.
+            position_count: how many of its positions have logits.
+        """
+        return length + self.logits * position_count
+
+    def share(self, batch: Mapping[str, torch.Tensor]) -> float:
+        """Returns the size of a batch as a share of the limit; more than 1 is beyond it."""
+        rows, length = batch["input_ids"].shape
+        return rows * self.row_size(length, len(logit_positions(batch["labels"]))) / self.tokens
+
+
+def logit_positions(labels: torch.Tensor) -> torch.Tensor:
+    """Returns the positions at which some row predicts a label; none if labels are not of tokens.
+
+    Args:
+        labels: (rows, tokens) token labels, IGNORED_LABEL for none, or (rows,).
+    """
+    if labels.ndim == 1:
+        return torch.empty(0, dtype=torch.long)
+    return (labels[:, 1:] != IGNORED_LABEL).any(0).nonzero().squeeze(1)
+
+
+def with_needed_logits(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a model's arguments by which it computes logits only at `logit_positions`. The loss is the same.
+
+    The table of logits is the largest product of a small decoder, and its result the largest tensor; most tokens of
+    instructions and chats are the question's.
+    """
+    positions, labels = logit_positions(batch["labels"]), batch["labels"]
+    if not 0 < len(positions) < (labels.shape[1] - 1 if labels.ndim > 1 else 0):
+        return dict(batch)
+    return {**batch, "logits_to_keep": positions, "shift_labels": labels[:, 1 + positions]}
+
+
+def split_batch(batch: Mapping[str, torch.Tensor], limit: PartLimit) -> list[dict[str, torch.Tensor]]:
+    """Splits a padded batch into parts that are within the limit, or of one row that is beyond it.
+
+    Rows of like length come together, and a part is padded to its own longest row only. Parts take time: a batch that
+    is beyond the limit by less than MAX_PART_SHARE stays whole, as a row does.
 
     Args:
         batch: tensors (rows, tokens), padded on the right, or (rows,).
-        token_limit: the most tokens of a part, padding included.
+        limit: the limit of a part.
 
     Returns:
-        The parts, longest rows first; the batch alone if it is within the limit.
+        The parts, longest rows first; the batch alone if it stays whole.
     """
-    if batch["input_ids"].numel() <= token_limit:
+    if limit.share(batch) <= MAX_PART_SHARE:
         return [dict(batch)]
     lengths = batch["attention_mask"].sum(1)
     order = torch.argsort(lengths, descending=True, stable=True).tolist()
     parts = list[dict[str, torch.Tensor]]()
     while order:
         longest = max(1, int(lengths[order[0]]))
-        count = max(1, token_limit // longest)
+        position_count = len(logit_positions(batch["labels"][torch.tensor(order)]))
+        count = max(1, int(limit.tokens / limit.row_size(longest, position_count)))
         rows, order = torch.tensor(order[:count]), order[count:]
         parts.append(
             {name: tensor[rows][:, :longest] if tensor.ndim > 1 else tensor[rows] for name, tensor in batch.items()}
@@ -165,15 +218,15 @@ class CheckpointTrainer(Trainer):
     accumulation in transformers does not do for a regression, whose loss it would not divide.
     """
 
-    def __init__(self, reserve: DiskReserve, token_limit: int | None, **options: Any) -> None:
+    def __init__(self, reserve: DiskReserve, part_limit: PartLimit | None, **options: Any) -> None:
         """Sets the trainer up.
 
         Args:
             reserve: the room for the next save.
-            token_limit: how many tokens of a step go through the model at once; None for all.
+            part_limit: how much of a step goes through the model at once; None for all.
             options: see transformers' Trainer.
         """
-        self._reserve, self._token_limit = reserve, token_limit
+        self._reserve, self._part_limit = reserve, part_limit
         self._failure: Exception | None = None
         super().__init__(**options)
 
@@ -181,9 +234,9 @@ class CheckpointTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Adds the gradients of a batch, and returns its loss."""
-        if self._token_limit is None:
+        if self._part_limit is None:
             return super().training_step(model, inputs, num_items_in_batch)
-        if len(parts := split_batch(inputs, self._token_limit)) == 1:
+        if len(parts := split_batch(inputs, self._part_limit)) == 1:
             with self._checkpointing_for(model, inputs):
                 return super().training_step(model, inputs, num_items_in_batch)
         model.train()
@@ -199,10 +252,14 @@ class CheckpointTrainer(Trainer):
             trim_memory()  # parts of other lengths do not fit into the memory that this one leaves
         return total
 
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+        """Returns what transformers' Trainer does, with logits only where a label is predicted."""
+        return super().compute_loss(model, with_needed_logits(inputs), *arguments, **options)
+
     def _checkpointing_for(self, model: nn.Module, part: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
-        """Returns `gradient_checkpointing` for a part of many more tokens than the limit, else nothing to enter."""
-        assert self._token_limit is not None
-        if part["input_ids"].numel() > MAX_TOKEN_LIMIT_FACTOR * self._token_limit:
+        """Returns `gradient_checkpointing` for a part that is far beyond the limit, else nothing to enter."""
+        assert self._part_limit is not None
+        if self._part_limit.share(part) > MAX_PART_SHARE:
             return gradient_checkpointing(model)
         return nullcontext()
 
