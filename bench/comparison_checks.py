@@ -32,7 +32,7 @@ from typing import Any
 
 from milkglass import files
 from milkglass.compare import kept_model
-from milkglass.compare.cost import ComparisonCost
+from milkglass.compare.cost import ComparisonCost, Stopwatch
 from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import code_version
@@ -68,7 +68,7 @@ def compare(
     """
     words = ["compare", model, str(rows), "--quick", "--ways", ways, "--out", str(out), *options]
     output = out.parent / f"{out.name}.log"
-    started = ComparisonCost.now()
+    stopwatch = Stopwatch()
     with output.open("ab") as log:
         command = [sys.executable, "-m", "milkglass.cli.main", *words]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -82,7 +82,7 @@ def compare(
     if process.returncode not in (0, -signal.SIGKILL):
         last_lines = "\n".join(output.read_text("utf-8", "replace").splitlines()[-5:])
         raise MilkglassError(f"{shlex.join(command)} failed; its output ends with\n{last_lines}", "mend that first")
-    return ComparisonCost.since(started), process.returncode != 0
+    return stopwatch.cost(), process.returncode != 0
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
     python -m bench.comparisons tweets=out-tweets news=out-news        writes recipes/results/comparisons.json
 
-Each folder is an --out of `milkglass compare`. The result has the quality of each way, what is read of it, and what
-masking left, and what the comparison cost. It holds no text.
+Each folder is an --out of `milkglass compare`. The result has the quality of each way, what is read of it, what masking
+left, and what the comparison cost. It holds no text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from milkglass import files
+from milkglass.compare.result import VERSION
 from milkglass.errors import UsageError
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import code_version
@@ -69,8 +70,10 @@ def _record(measure: str, interval: Mapping[str, Any], scale: float, data: str, 
 
 
 def read_comparison(folder: Path) -> Any:
-    """Returns the compare.json of a folder. Raises UsageError if its code was not committed."""
+    """Returns the compare.json of a folder. Raises UsageError for another version, or code that was not committed."""
     comparison = json.loads((folder / "compare.json").read_text("utf-8"))
+    if comparison.get("milkglass_compare") != VERSION:
+        raise UsageError(f"{folder} was written by another version of compare", "run it again")
     commit = comparison.get("origin", {}).get("commit", "")
     if not commit or not commit.isalnum():
         raise UsageError(f"{folder} was made by code that is not committed: {commit!r}", "run it again from a commit")

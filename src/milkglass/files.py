@@ -40,6 +40,11 @@ def nearest_existing_parent(path: Path) -> Path:
     return next(parent for parent in path.absolute().parents if parent.exists() or parent.is_symlink())
 
 
+def free_disk_bytes(path: Path) -> int:
+    """Returns how many bytes are free on the disk of a path, which need not exist yet."""
+    return shutil.disk_usage(path if path.exists() else nearest_existing_parent(path)).free
+
+
 def make_private_dir(folder: Path, restrict_existing: bool = False) -> Path:
     """Creates a folder and its missing parents with mode 0700, and returns it.
 

@@ -319,7 +319,8 @@ def only(model: Model, rows: Tensor) -> Transcript:
     )
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [SOME, ALL])
 def test_known_weights_bring_obfuslm_plus_back_to_obfuslm(size: int) -> None:
     at = real(size)
     before, after, sigma = obfuslm_plus(size, 5)

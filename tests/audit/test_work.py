@@ -34,6 +34,7 @@ from tests.attacks.gradient_kit import shared, step
 from tests.hidden_states.kit import CORPUS, SECRET, SMALL
 
 WORDS = sorted({word.strip(",") for text in tiny.TEXTS for word in text.split()} - {"120", "80"})
+MANY_ATTACKS = ("coarse", "obfuslm")  # defences that most attacks read: some ten seconds each
 DEFENCES: dict[str, Callable[[], Defence]] = {
     "obfuslm": lambda: defence_of({"k": 5, "epsilon": 0.1, "beta": 0.9}),
     "coarse": lambda: defence_of({"scheme": "coarse", "symbols": 40, "least_bits": 0.5, "most_share": 0.95}),
@@ -84,7 +85,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(one, marks=[pytest.mark.slow] if one == "coarse" else [])
+        pytest.param(one, marks=[pytest.mark.slow] if one in MANY_ATTACKS else [])
         for one in DEFENCES
         if one != "gelo"  # which takes less than a second
     ],
@@ -120,7 +121,9 @@ def test_attacks_that_were_finished_are_counted_when_a_run_goes_on(
     assert figures(again) == figures(whole)
 
 
-@pytest.mark.parametrize("name", DEFENCES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] if one in MANY_ATTACKS else []) for one in DEFENCES]
+)
 def test_an_attack_that_asks_its_budget_counts_what_it_does(scenes: Callable[[str], Scene], name: str) -> None:
     """Else a budget of work would never end it."""
     budget, asked = Budget.of_work(1e9), list[float]()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from milkglass.compare.chat_rows import QUICK, ChatRows
@@ -58,13 +59,24 @@ def test_each_class_is_asked_about_in_its_share(tmp_path: Path, classes: int) ->
         assert abs(asked[number] - every[name] / 5) < 1
 
 
-def test_rare_classes_leave_their_place_to_others_and_the_rows_are_drawn() -> None:
-    labels = ["rare", *("a" if n % 4 else "b" for n in range(199))]
-    mask = stratified_mask(labels, 40)
+@pytest.mark.parametrize(
+    ("large", "small_count", "small", "held_out"),
+    [(1000, 250, 2, 300), (300, 100, 3, 120), (100, 34, 3, 40), (80, 1, 1, 40)],
+)
+def test_many_rare_classes_do_not_change_the_share_of_a_large_one(
+    large: int, small_count: int, small: int, held_out: int
+) -> None:
+    labels = ["large"] * large + [f"small {n}" for n in range(small_count) for _ in range(small)]
+    labels = [labels[index] for index in np.random.default_rng(1).permutation(len(labels))]
+    mask = stratified_mask(labels, held_out)
     counts = Counter(label for label, is_held_out in zip(labels, mask, strict=True) if is_held_out)
-    assert mask.sum() == 40 and counts == {"a": 30, "b": 10}
-    assert stratified_mask(["x"] * 5, 2).tolist() == [True, True, False, False, False]
-    assert stratified_mask([f"id {n}" for n in range(100)], 20).sum() == 20, "each label once: as many as are asked for"
+    assert mask.sum() == held_out and abs(counts["large"] - held_out * large / len(labels)) < 1
+    assert all(abs(counts[label] - held_out * labels.count(label) / len(labels)) < 1 for label in set(labels))
+
+
+def test_labels_that_all_differ_or_are_all_the_same_are_drawn_evenly() -> None:
+    for labels in ([f"id {n}" for n in range(100)], ["x"] * 100, [None] * 100):
+        assert stratified_mask(labels, 20).sum() == 20
 
 
 def test_scores_are_drawn_without_regard_to_their_values(tmp_path: Path) -> None:

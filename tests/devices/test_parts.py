@@ -290,7 +290,7 @@ def test_halves(name: str, other: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 # --- GHOST, the BiLSTM, answers ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("name", ["bert", "llama-tied"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("llama-tied", marks=pytest.mark.slow)])
 def test_the_selection_of_shadows(name: str, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shadows are the same, and losses differ by less than 1e-5 of themselves."""
     from milkglass import device
@@ -380,7 +380,7 @@ def test_clusters(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("name", ["bert", "llama-tied"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("llama-tied", marks=pytest.mark.slow)])
 def test_spans_of_mixed_rows(name: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All readings are the same."""
     public = Model.open(tiny.save(name, tmp_path / name))

@@ -114,7 +114,7 @@ def test_every_question_was_answered() -> None:
     assert QUESTIONS.keys() == RECORDED["answers"].keys() and QUESTIONS.keys() >= DRAWN.keys()
 
 
-SLOW_QUESTIONS = {"audit_anew key", "recipe_kept compared"}
+SLOW_QUESTIONS = {"audit_anew key", "recipe_kept compared", "recipe_cells compared"}
 
 
 @pytest.mark.filterwarnings("default")

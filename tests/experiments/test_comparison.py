@@ -270,6 +270,7 @@ def test_batches_of_another_order_beside_a_model_in_two_halves_are_said(
     assert not warned["same"] and len(warned["other"]) == 1 and "noise: trained" in warned["other"][0]
 
 
+@pytest.mark.slow
 def test_the_servers_answers_are_pooled_with_the_clients_own(
     done: tuple[Path, dict[str, Any]], recipe: Path, data: Path, tmp_path: Path
 ) -> None:

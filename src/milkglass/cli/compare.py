@@ -11,7 +11,7 @@ import typer
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table_text
-from milkglass.compare.cost import ComparisonCost
+from milkglass.compare.cost import Stopwatch
 from milkglass.errors import UsageError
 from milkglass.files import require_writable
 from milkglass.progress import duration_text
@@ -37,7 +37,8 @@ def compare(
     validation: Annotated[
         Path | None,
         typer.Option(
-            help="Rows to ask about.  [default: a fifth of DATA and of each class, 40 rows at least; not trained with]"
+            help="Rows to ask about.  [default: a fifth of DATA with each class in its share, 40 rows at least; of "
+            "rows with answers 200 at most]"
         ),
     ] = None,
     ways: Annotated[
@@ -115,7 +116,7 @@ def compare(
     Rows with answers (instructions, chats) need a model that writes, such as demo:smollm2. Ways are then judged by the
     loss of a token of held-out answers, and by ROUGE-L of some written ones.
     """
-    started = ComparisonCost.now()
+    stopwatch = Stopwatch()
     if Path(model).is_file():
         raise UsageError(f"{model} is a file, and MODEL comes first", f"milkglass compare MODEL {shlex.quote(model)}")
     # The headers are read before the imports, which take seconds
@@ -179,7 +180,7 @@ def compare(
             notes = (*notes, f"The next commands read {CLEAN_ROWS}, which `{data_command} --out {CLEAN_ROWS}` writes")
         commands = {
             "model": shlex.quote(model), "rows": shlex.quote(clean_rows),
-            "task": f" --task {rows.task}" if task or rows.task == "regression" else "",
+            "task": f" --task {task}" if task else "",
             "kept": shlex.quote(str(kept_folder)), "text": f"'a new text'{second_text}",
             "halves": halves_options(prepared.training),
             "compare": same_command(context, ways=None, keep=None, everything=False), "run": same_command(context),
@@ -205,7 +206,7 @@ def compare(
             )
             note(f"[{finished_count} of {len(selected_ways)}] {line(way, MEASURES[rows.task])}{time_left_text}")
 
-        limits = TimeLimits(clock_seconds, attack_seconds, started)
+        limits = TimeLimits(clock_seconds, attack_seconds, stopwatch)
         result = run_ways(
             settings,
             selected_ways,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milkglass.system import peak_memory_bytes, processor_seconds
@@ -17,7 +17,7 @@ class ComparisonCost:
     Attributes:
         clock: seconds by the clock.
         processor: seconds of the processor, of all cores together.
-        peak_bytes: the most memory that one process held.
+        peak_bytes: the most memory that one process held by the end of the work, before it too.
     """
 
     clock: float = 0.0
@@ -25,22 +25,27 @@ class ComparisonCost:
     peak_bytes: int = 0
 
     @classmethod
-    def now(cls) -> ComparisonCost:
-        """Returns the readings of this moment, from which `since` counts."""
-        return cls(time.monotonic(), processor_seconds(), peak_memory_bytes())
-
-    @classmethod
-    def since(cls, start: ComparisonCost) -> ComparisonCost:
-        """Returns what was spent since the readings `start`. The peak is that of the whole process."""
-        now = cls.now()
-        return cls(now.clock - start.clock, now.processor - start.processor, now.peak_bytes)
-
-    @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ComparisonCost:
         """Returns the cost of which `dataclasses.asdict` made `stored`."""
         return cls(float(stored["clock"]), float(stored["processor"]), int(stored["peak_bytes"]))
 
     def __add__(self, other: ComparisonCost) -> ComparisonCost:
-        return ComparisonCost(
-            self.clock + other.clock, self.processor + other.processor, max(self.peak_bytes, other.peak_bytes)
-        )
+        peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        return ComparisonCost(self.clock + other.clock, self.processor + other.processor, peak_bytes)
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Counts what is spent from the moment at which it is made.
+
+    Attributes:
+        clock: the reading of `time.monotonic` then.
+        processor: the CPU seconds that were spent then.
+    """
+
+    clock: float = field(default_factory=time.monotonic)
+    processor: float = field(default_factory=processor_seconds)
+
+    def cost(self) -> ComparisonCost:
+        """Returns what was spent since then."""
+        return ComparisonCost(time.monotonic() - self.clock, processor_seconds() - self.processor, peak_memory_bytes())

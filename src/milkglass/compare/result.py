@@ -193,7 +193,8 @@ class ComparisonResult:
             that is most surely better; its p-value counts the number of ways. None: it is not known.
         smaller_ways: the local ways with a smaller model that a paired test does not tell from the best local way.
             Empty for rows with answers.
-        cost: what all ways cost this machine, those of earlier calls too.
+        cost: what all ways cost this machine, in earlier calls with the same output folder too. Not counted are calls
+            that were killed (SIGKILL), and trainings that a folder of trained models had already.
         kept, kept_way: the folder in which this call kept a local model, and the model's way; both "" if it kept none.
         kept_folders: by way, the folders that still exist of models that this or earlier calls with the same output
             folder kept.

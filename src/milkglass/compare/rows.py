@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +50,7 @@ class SplitRows:
             validation: the held-out rows. None: a random fifth of the data.
             seed: decides that fifth.
             max_rows: how many random rows are taken of each file at most. None: all.
-            has_classes: whether labels are classes. Then a fifth of each class is held out.
+            has_classes: whether labels are classes, each of which is held out in its share.
 
         Raises:
             CodecError: there are too few rows.
@@ -82,19 +80,14 @@ class SplitRows:
         return cls(train, held_out, notes)
 
 
-def stratified_mask(labels: Sequence[Any], count: int) -> NDArray[np.bool_]:
-    """Returns (labels,) a mask of `count` labels that have each label in its share: the first occurrences of each.
+def stratified_mask(labels: Sequence[str | None], count: int) -> NDArray[np.bool_]:
+    """Returns (labels,) a mask of `count` labels in which each label has its share, to less than one.
 
-    A label's n occurrences stand at the quantiles (0.5 / n, 1.5 / n, ...), and the `count` lowest are taken. A label
-    that occurs too rarely for a share of its own is left to the others.
+    It is systematic sampling: the labels are sorted, and every (labels / count)-th one is taken.
     """
-    totals, seen = Counter(labels), Counter[Any]()
-    quantiles = np.empty(len(labels))
-    for index, label in enumerate(labels):
-        quantiles[index] = (seen[label] + 0.5) / totals[label]
-        seen[label] += 1
+    order = sorted(range(len(labels)), key=lambda index: labels[index] or "")
     mask = np.zeros(len(labels), dtype=np.bool_)
-    mask[np.argsort(quantiles, kind="stable")[:count]] = True
+    mask[[order[int((place + 0.5) * len(labels) / count)] for place in range(count)]] = True
     return mask
 
 
@@ -197,7 +190,7 @@ class ComparisonRows:
         """Reads the rows. Equal rows count once, and no training row asks the same as a held-out row.
 
         Args:
-            validation: the held-out rows. None: a random fifth of the data, and of each class.
+            validation: the held-out rows. None: a random fifth of the data, with each class in its share.
             seed: decides that fifth.
             report_skipped: receives each file's name and summary.
             task: "classification" or "regression". None: decided by the labels.

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import shlex
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from milkglass.catalogue import signature
 from milkglass.client.data.texts import NAME_RULE
 from milkglass.compare import keep
 from milkglass.compare.chat_rows import CHAT_TASK, ChatRows
-from milkglass.compare.cost import ComparisonCost
+from milkglass.compare.cost import ComparisonCost, Stopwatch
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
@@ -43,9 +42,9 @@ from milkglass.compare.result import (
     worth_of,
 )
 from milkglass.compare.training_checks import (
+    disk_warning,
     loss_fall,
     reported_losses,
-    require_disk_for_ways,
     require_memory_for_ways,
 )
 from milkglass.compare.verdict import MAX_P_VALUE, verdict
@@ -81,12 +80,12 @@ class TimeLimits:
     Attributes:
         seconds: seconds by the clock, for all ways. inf: no limit. A way is begun only if it is likely to end in time.
         attack_work: seconds of one core's work for the attacks on one way (`Budget.of_work`). No clock decides it.
-        started: the readings from which `seconds` and the cost count. None: when the ways begin.
+        stopwatch: counts `seconds` and the cost. None: they count from when the ways begin.
     """
 
     seconds: float = math.inf
     attack_work: float = 300.0
-    started: ComparisonCost | None = None
+    stopwatch: Stopwatch | None = None
 
     def at_most(self, seconds: float) -> float:
         """Returns these seconds, or MAX_SHARE_OVER of the limit if that is less."""
@@ -111,15 +110,15 @@ def compare(
 
     Raises:
         MemoryShort: a training would not fit into the memory that is free.
-        DiskFull: the trained models would not fit on the disk.
         UsageError: `out` or `kept_folder` holds something else.
     """
-    require_memory_for_ways(settings, ways, memory_bytes(only_available=True))
-    disk = settings.cells if settings.cells.exists() else files.nearest_existing_parent(settings.cells)
-    require_disk_for_ways(settings, ways, shutil.disk_usage(disk).free)
-    claim_run_folder(out, {"compare": RUN_VERSION}, version_field="compare")
     name = run_name(settings, public)
     run = _Run(settings, out / "runs" / name, limits, public, log, on_begin)
+    unfinished_ways = run.unfinished_ways(ways)
+    require_memory_for_ways(settings, unfinished_ways, memory_bytes(only_available=True))
+    if warning := disk_warning(settings, unfinished_ways, files.free_disk_bytes(settings.cells)):
+        log(warning)
+    claim_run_folder(out, {"compare": RUN_VERSION}, version_field="compare")
     results, answers = list[WayResult](), dict[str, NDArray[Any]]()
     for index, way in enumerate(ways):
         later_ways = ways[index + 1 :]
@@ -161,7 +160,7 @@ def compare(
             compared = replace(compared, notes=(*compared.notes, note))
     kept_folders = {kept: str(folder) for folder in run.kept_folders() if (kept := keep.kept_way(folder, name))}
     with_commands = tuple(_with_command(way, kept_folders, settings) for way in compared.ways)
-    cost = ComparisonCost.since(run.started) + run.earlier_cost
+    cost = run.stopwatch.cost() + run.earlier_cost
     return replace(compared, verdict=verdict(compared), ways=with_commands, cost=cost, kept_folders=kept_folders)
 
 
@@ -315,7 +314,7 @@ class _Run:
 
     Attributes:
         models: the answers of the ways with nothing sent, with their models, by name.
-        started: the readings when the comparison began.
+        stopwatch: counts what this call costs.
         earlier_cost: the cost of ways that an earlier run finished.
         taken_over: those ways, each with the command of its call; "" if it is not known.
     """
@@ -329,8 +328,8 @@ class _Run:
         log: Log,
         on_begin: Log = no_log,
     ) -> None:
-        self.started = ComparisonCost.now() if limits.started is None else limits.started
-        self.settings, self._deadline = settings, self.started.clock + limits.seconds
+        self.stopwatch = limits.stopwatch or Stopwatch()
+        self.settings, self._deadline = settings, self.stopwatch.clock + limits.seconds
         self.out, self.limits, self.public, self.log, self.on_begin = out, limits, public, log, on_begin
         self.models: dict[str, WayAnswers] = {}
         self.earlier_cost = ComparisonCost()
@@ -339,8 +338,12 @@ class _Run:
         self._training_seconds = list[float]()
         self._attack_seconds = dict[WayGroup, list[float]]()  # by the clock; one entry an attacked way of a group
 
+    def unfinished_ways(self, ways: Sequence[Way]) -> list[Way]:
+        """Returns the ways that no earlier call finished."""
+        return [way for way in ways if self._stored_document(way) is None]
+
     def elapsed_seconds(self) -> float:
-        return time.monotonic() - self.started.clock
+        return time.monotonic() - self.stopwatch.clock
 
     def seconds_left(self, ways: Sequence[Way]) -> float:
         """Returns about how many seconds of the clock these ways take; nan before a training shows how fast it is."""
@@ -405,14 +408,14 @@ class _Run:
         try:
             if reason := way.task_refusal(self.settings.rows.task) or way.refusal(self.settings):
                 return replace(empty_result, state="does not apply", reason=reason), None
-            started = ComparisonCost.now()
+            stopwatch = Stopwatch()
             self.on_begin(title)
             self.log(f"{way.title}: its answers are measured")
             with self._counting_cost(way):
                 with until(self._deadline):
                     measured = way.measure_answers(self.settings)
                 if measured.cell is not None:
-                    self._note_training_time(time.monotonic() - started.clock, way)
+                    self._note_training_time(time.monotonic() - stopwatch.clock, way)
                 if not np.isfinite(measured.answers).all():
                     raise JobFailed("its training diverged: answers are not numbers", "give a smaller --learning-rate")
                 if way.is_local:
@@ -433,7 +436,7 @@ class _Run:
             notes=(*measured.notes, *(self._notes(measured) if may_learn_more else ())),
             answers_digest=_answers_digest(measured.answers),
         )  # fmt: skip
-        self._store(way, result, measured.answers, ComparisonCost.since(started), seconds)
+        self._store(way, result, measured.answers, stopwatch.cost(), seconds)
         return result, measured.answers
 
     def _note_training_time(self, seconds: float, way: Way) -> None:
@@ -556,7 +559,7 @@ class _Run:
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
         origin = {"made by": _methods_digest(way), "command": self.settings.commands.get("run", "")}
         document = {
-            "about": {**limits, "cost": asdict(cost + self._unfinished_cost(way)), **origin},
+            "about": {**limits, "cost": asdict(cost + self._earlier_cost(way)), **origin},
             "result": nan_as_none(asdict(result)),
             "answers": pack_answers(answers),
         }
@@ -587,6 +590,12 @@ class _Run:
         document = read_stored_json(path, dict) if path.is_file() else None
         return document if document is not None and document["about"]["made by"] == _methods_digest(way) else None
 
+    def _earlier_cost(self, way: Way) -> ComparisonCost:
+        """Returns what earlier calls spent on a way, also if it is finished and its attacks are run again."""
+        document = self._stored_document(way)
+        finished_cost = ComparisonCost() if document is None else ComparisonCost.from_json(document["about"]["cost"])
+        return finished_cost + self._unfinished_cost(way)
+
     def _unfinished_cost(self, way: Way) -> ComparisonCost:
         """Returns what earlier calls spent on a way without finishing it."""
         path = self.out / "unfinished" / f"{way.name}.json"
@@ -595,12 +604,12 @@ class _Run:
     @contextmanager
     def _counting_cost(self, way: Way) -> Iterator[None]:
         """Remembers the cost of the block on disk if it does not end, so that a later call can say what a way cost."""
-        started = ComparisonCost.now()
+        stopwatch = Stopwatch()
         try:
             yield
         except BaseException:
             files.make_private_dir(self.out / "unfinished")
-            cost = ComparisonCost.since(started) + self._unfinished_cost(way)
+            cost = stopwatch.cost() + self._unfinished_cost(way)
             files.write(self.out / "unfinished" / f"{way.name}.json", json.dumps(asdict(cost)))
             raise
 

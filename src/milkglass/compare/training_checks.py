@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from milkglass.compare.chat_rows import CHAT_TASK
+from milkglass.compare.result import UNCHANGED_GROUPS
 from milkglass.compare.ways import ComparisonSettings, Way
-from milkglass.errors import DiskFull, MemoryShort
+from milkglass.errors import MemoryShort
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.tokenizer import load_tokenizer
 from milkglass.sequences import Sequences
 from milkglass.server.jobs.folder import read_events
-from milkglass.server.jobs.needs import FP32_BYTES, ModelSizes, needs_of, size_text
-from milkglass.server.settings import bytes_on_disk
+from milkglass.server.jobs.needs import ModelSizes, ResourceNeeds, needs_of, size_text
 from milkglass.threat.defence import LabelledTexts
 
 # A training reports its loss at least so often, if it has as many steps, so that its end can be judged
@@ -34,10 +34,9 @@ def require_memory_for_ways(settings: ComparisonSettings, ways: Sequence[Way], f
         return
     needed_of = dict[str, int]()
     for way in ways:
-        base, needed_of[way.name] = _model_to_train(settings, way), 0
-        if base is not None:
+        if (base := _model_to_train(settings, way)) is not None:
             needed_of[way.name] = needs_of(ModelSizes.of(base), settings.training, _mean_length(settings)).memory_bytes
-    large_ways = [way for way in ways if needed_of[way.name] > free_bytes]
+    large_ways = [way for way in ways if needed_of.get(way.name, 0) > free_bytes]
     if not large_ways:
         return
     largest_way = max(large_ways, key=lambda way: needed_of[way.name])
@@ -51,25 +50,26 @@ def require_memory_for_ways(settings: ComparisonSettings, ways: Sequence[Way], f
     )
 
 
-def require_disk_for_ways(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int) -> None:
-    """Raises DiskFull if the models that the ways train need more of the disk of the cells than `free_bytes`.
+def disk_warning(settings: ComparisonSettings, ways: Sequence[Way], free_bytes: int) -> str:
+    """Returns a warning if the models that the ways train may need more than `free_bytes` of the disk, else "".
 
-    Counted are the weights of each trained model in fp32 and the largest checkpoint, less what the cells have already:
-    the least that is needed.
+    A trained model is kept as the client scrambled it and as it was trained; the largest checkpoint is written once.
+    A training that finds the disk full fails by itself, and nothing is lost.
     """
-    weight_bytes, checkpoint_bytes = 0, 0
+    needs = dict[tuple[Path, str], ResourceNeeds]()  # by what is trained: ways without a defence share a model
     for way in ways:
-        if way.relative_training_cost(settings) and (base := _model_to_train(settings, way)) is not None:
-            sizes = ModelSizes.of(base)
-            weight_bytes += FP32_BYTES * sizes.total_weight_count
-            checkpoint_bytes = max(checkpoint_bytes, needs_of(sizes, settings.training).checkpoint_bytes)
-    required_bytes = max(0, weight_bytes + checkpoint_bytes - bytes_on_disk(settings.cells))
-    if required_bytes > free_bytes:
-        raise DiskFull(
-            f"the models of these ways take {size_text(required_bytes)} more in {settings.cells} at least, and its "
-            f"disk has {size_text(free_bytes)} free",
-            "free some, name fewer ways with --ways, or give a folder on another disk with --out or --cache",
-        )
+        if (base := _model_to_train(settings, way)) is not None:
+            defence_name = "" if way.is_local or way.group in UNCHANGED_GROUPS else way.name
+            needs[base.folder, defence_name] = needs_of(ModelSizes.of(base), settings.training)
+    required_bytes = sum(2 * model.result_bytes for model in needs.values())
+    required_bytes += max((model.checkpoint_bytes for model in needs.values()), default=0)
+    if required_bytes <= free_bytes:
+        return ""
+    return (
+        f"warning: the models that are trained may take up to {size_text(required_bytes)} in {settings.cells}, and its "
+        f"disk has {size_text(free_bytes)} free. A way that finds it full fails; once some is free, the same command "
+        "goes on. --cache takes a folder on another disk"
+    )
 
 
 def _model_to_train(settings: ComparisonSettings, way: Way) -> Checkpoint | None:

@@ -132,7 +132,7 @@ class Way(abc.ABC):
         provider: what the provider needs.
         command: a template of the command that the user runs next, with fields of `ComparisonSettings.commands`.
         quick: whether `--quick` runs the way.
-        needs_all: whether only `--all` runs the way, or its name: another setting of one that runs by default.
+        needs_all: whether the way runs only if it is named, or with `--all`.
         tasks: the tasks of rows that the way is for.
         attack_work: the least budget of attacks on the way, in seconds of one core's work, for a way that only a longer
             attack undoes.
@@ -190,7 +190,7 @@ class Way(abc.ABC):
 
     def is_default(self, task: str, base: Checkpoint, is_quick: bool) -> bool:
         """Returns whether a comparison of this model on rows with this task runs the way if no names are given."""
-        return task in self.tasks and (self.quick or not is_quick) and not self.needs_all
+        return task in self.tasks and (self.quick or not is_quick)
 
 
 def trained_cell_of(settings: ComparisonSettings, defence: Defence, base: Checkpoint | None = None) -> TrainedCell:
@@ -640,7 +640,7 @@ WAYS: Catalogue[Way] = Catalogue(
                 provider="a small head: your machine runs the whole encoder"),
     _halves_way("textobfuscator", "a vector a token, near its cluster's centre (TextObfuscator)", needs_all=True,
                 trust="the noise, which has no proof here"),
-    _halves_way("dp-forward", "a noisy vector a token (DP-Forward)", needs_all=True, trust="the noise"),
+    _halves_way("dp-forward", "a noisy vector a token (DP-Forward), epsilon 8", needs_all=True, trust="the noise"),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
         group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
@@ -686,4 +686,5 @@ def choose_ways(
         return []
     if takes_all:
         return [way for way in WAYS.values() if task in way.tasks]
-    return [way for way in WAYS.values() if way.name in WAYS.built_in and way.is_default(task, base, is_quick)]
+    usual_ways = (way for way in WAYS.values() if way.name in WAYS.built_in and not way.needs_all)
+    return [way for way in usual_ways if way.is_default(task, base, is_quick)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +93,7 @@ def require_disk_space(base: Checkpoint, scheme: Scheme, out: Path, delta: bool)
     partial = files.partial_folder(out)
     on_disk = sum(path.stat().st_size for path in partial.iterdir() if path.is_file()) if partial.is_dir() else 0
     required = estimated_bytes(base, scheme, delta) - on_disk
-    free = shutil.disk_usage(files.nearest_existing_parent(out)).free
+    free = files.free_disk_bytes(out)
     if free < required + SPARE_BYTES:
         raise UsageError(
             f"{out} takes {required / 1e6:,.0f} MB more, and its disk has {free / 1e6:,.0f} MB free",

@@ -9,7 +9,7 @@ parameters, adapters included, and T of them are trained. All are counted in fp3
     the disk        the newest checkpoint, and the best one if epochs are compared; room for the next checkpoint or
                     for the result, whichever is larger
     the memory      4 N of weights, 4 T of gradients, 8 T of moments; of a step's activations only what must be kept,
-                    for rows of the mean length, without logits, which only tokens with a label have. On a CPU a
+                    for rows of the mean length, without logits, which only positions with a label have. On a CPU a
                     step is made of parts (`tokens_at_once`), and the layers of a long row are computed again in the
                     backward pass (activation checkpointing, `gradient_checkpointing` in trainer.py)
 
@@ -37,7 +37,7 @@ OTHER_FILES_BYTES = 1 << 20  # bytes of a checkpoint's other files
 MIN_ACTIVATION_BYTES = 128 << 20  # activations that one part of a step may keep, however small the model is
 # A step of up to so many times the limit goes through the model at once. A row beyond that computes its activations
 # again in the backward pass
-MAX_PART_SHARE = 1.5
+MAX_LIMIT_FACTOR = 1.5
 LAYER_TENSOR_PATTERN = re.compile(r"(.*?)\.?(\d+)\.(.+)")  # the list, the layer's place, the name in the layer
 # Cumulative changes of settings that need less. The first ones cost the least accuracy.
 SAVINGS: tuple[dict[str, Any], ...] = (
@@ -230,7 +230,7 @@ def tokens_at_once(model: ModelSizes, hyperparameters: Hyperparameters) -> int |
 
     The activations that are kept may take MIN_ACTIVATION_BYTES, or a quarter of the weights if that is more. The number
     depends on the model and the settings alone, so that the same training gives the same figures on every CPU. A row
-    cannot be divided. A row or a step with up to MAX_PART_SHARE times as many tokens keeps its activations all the
+    cannot be divided. A row or a step with up to MAX_LIMIT_FACTOR times as many tokens keeps its activations all the
     same, since computing them again and computing parts take time. Logits count as `logits_in_tokens` says.
     """
     if device.on_gpu():
@@ -252,8 +252,11 @@ def _step_bytes(model: ModelSizes, hyperparameters: Hyperparameters, mean_length
     tokens, limit = row_tokens * hyperparameters.batch_size, tokens_at_once(model, hyperparameters)
     if limit is None:
         return int(tokens * _activation_bytes(model, hyperparameters))
-    kept_bytes = min(tokens, max(limit, row_tokens)) * _activation_bytes(model, hyperparameters)
-    if row_tokens <= MAX_PART_SHARE * limit:
+    # Every token may have logits. A part of several rows is more than half full
+    largest_size = 1 + logits_in_tokens(model, hyperparameters)
+    part_tokens = min(tokens, max(row_tokens, limit / (2 * largest_size)))
+    kept_bytes = part_tokens * _activation_bytes(model, hyperparameters)
+    if row_tokens * largest_size <= MAX_LIMIT_FACTOR * limit:
         return int(kept_bytes)
     return int(min(kept_bytes, row_tokens * _activation_bytes(model, hyperparameters, is_recomputed=True)))
 

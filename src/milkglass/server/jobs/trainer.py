@@ -37,7 +37,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from milkglass.errors import SaveFailed
 from milkglass.progress import TimeLeft
 from milkglass.server.jobs.folder import all_checkpoints, checkpoint_to_resume, usable_checkpoints, write_event
-from milkglass.server.jobs.needs import MAX_PART_SHARE, size_text
+from milkglass.server.jobs.needs import MAX_LIMIT_FACTOR, size_text
 from milkglass.server.settings import FULL_DISK_ERRNOS, disk_full_error
 from milkglass.server.spec import COMPLETE_MARK, IGNORED_LABEL, RESERVE_FILE, WEIGHTS_ONLY_MARK
 from milkglass.system import trim_memory
@@ -108,10 +108,10 @@ def saving(noun: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PartLimit:
-    """Limits what goes through a model at once.
+    """Limits the parts into which a step is divided.
 
     Attributes:
-        tokens: the most tokens of a part, padding included.
+        tokens: the size of a part (`row_size`, times its rows) that is sought.
         logits: how many tokens the logits of one position count as (`needs.logits_in_tokens`).
     """
 
@@ -127,8 +127,8 @@ class PartLimit:
         """
         return length + self.logits * position_count
 
-    def share(self, batch: Mapping[str, torch.Tensor]) -> float:
-        """Returns the size of a batch as a share of the limit; more than 1 is beyond it."""
+    def ratio(self, batch: Mapping[str, torch.Tensor]) -> float:
+        """Returns the size of a batch divided by the limit; more than 1 is beyond it."""
         rows, length = batch["input_ids"].shape
         return rows * self.row_size(length, len(logit_positions(batch["labels"]))) / self.tokens
 
@@ -150,17 +150,19 @@ def with_needed_logits(batch: Mapping[str, Any]) -> dict[str, Any]:
     The table of logits is the largest product of a small decoder, and its result the largest tensor; most tokens of
     instructions and chats are the question's.
     """
-    positions, labels = logit_positions(batch["labels"]), batch["labels"]
-    if not 0 < len(positions) < (labels.shape[1] - 1 if labels.ndim > 1 else 0):
+    labels = batch["labels"]
+    if labels.ndim == 1 or len(positions := logit_positions(labels)) == labels.shape[1] - 1:
         return dict(batch)
+    if not len(positions):  # a model without logits has no loss
+        positions = torch.zeros(1, dtype=torch.long, device=labels.device)
     return {**batch, "logits_to_keep": positions, "shift_labels": labels[:, 1 + positions]}
 
 
 def split_batch(batch: Mapping[str, torch.Tensor], limit: PartLimit) -> list[dict[str, torch.Tensor]]:
     """Splits a padded batch into parts that are within the limit, or of one row that is beyond it.
 
-    Rows of like length come together, and a part is padded to its own longest row only. Parts take time: a batch that
-    is beyond the limit by less than MAX_PART_SHARE stays whole, as a row does.
+    Rows of like length come together, and a part is padded to its own longest row only. Parts take time: a batch of up
+    to MAX_LIMIT_FACTOR times the limit stays whole.
 
     Args:
         batch: tensors (rows, tokens), padded on the right, or (rows,).
@@ -169,15 +171,18 @@ def split_batch(batch: Mapping[str, torch.Tensor], limit: PartLimit) -> list[dic
     Returns:
         The parts, longest rows first; the batch alone if it stays whole.
     """
-    if limit.share(batch) <= MAX_PART_SHARE:
+    if limit.ratio(batch) <= MAX_LIMIT_FACTOR:
         return [dict(batch)]
     lengths = batch["attention_mask"].sum(1)
     order = torch.argsort(lengths, descending=True, stable=True).tolist()
     parts = list[dict[str, torch.Tensor]]()
     while order:
-        longest = max(1, int(lengths[order[0]]))
-        position_count = len(logit_positions(batch["labels"][torch.tensor(order)]))
-        count = max(1, int(limit.tokens / limit.row_size(longest, position_count)))
+        longest, count = max(1, int(lengths[order[0]])), 1
+        while count < len(order):
+            position_count = len(logit_positions(batch["labels"][order[: count + 1]]))
+            if (count + 1) * limit.row_size(longest, position_count) > limit.tokens:
+                break
+            count += 1
         rows, order = torch.tensor(order[:count]), order[count:]
         parts.append(
             {name: tensor[rows][:, :longest] if tensor.ndim > 1 else tensor[rows] for name, tensor in batch.items()}
@@ -259,7 +264,7 @@ class CheckpointTrainer(Trainer):
     def _checkpointing_for(self, model: nn.Module, part: Mapping[str, torch.Tensor]) -> AbstractContextManager[None]:
         """Returns `gradient_checkpointing` for a part that is far beyond the limit, else nothing to enter."""
         assert self._part_limit is not None
-        if self._part_limit.share(part) > MAX_PART_SHARE:
+        if self._part_limit.ratio(part) > MAX_LIMIT_FACTOR:
             return gradient_checkpointing(model)
         return nullcontext()
 
