@@ -107,7 +107,7 @@ def test_fp32_noise_is_read_at_any_epsilon(public: Model, epsilon: float) -> Non
     assert found.value >= 0.95
 
 
-@pytest.mark.parametrize("epsilon", [8.0, 1.0])
+@pytest.mark.parametrize("epsilon", [8.0, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_noise_on_a_grid_is_not(public: Model, epsilon: float) -> None:
     defence, private = DPForward(epsilon=epsilon), texts(3, np.random.default_rng(0))
     assert defence.added_noise is not None

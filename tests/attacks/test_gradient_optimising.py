@@ -414,8 +414,8 @@ def test_a_spent_budget_gives_the_best_so_far(kind: type[OptimisationAttack]) ->
         pytest.param(TAG, "gpt2", "classification", [TEXT], 0.25, marks=pytest.mark.slow),
         pytest.param(TAG, "gpt2", "next-token", [TEXT], 0.25, marks=pytest.mark.slow),
         pytest.param(LAMP, "gpt2", "classification", PAIR, 0.6, marks=pytest.mark.slow),
-        (LAMP, "llama-untied", "next-token", [TEXT], 0.5),
-        (GRAB, "llama-untied", "classification", [TEXT], 0.25),
+        pytest.param(LAMP, "llama-untied", "next-token", [TEXT], 0.5, marks=pytest.mark.slow),
+        pytest.param(GRAB, "llama-untied", "classification", [TEXT], 0.25, marks=pytest.mark.slow),
         (GRAB, "gpt2", "next-token", [TEXT], 0.75),
     ],
 )

@@ -269,7 +269,9 @@ def test_training_on_what_is_shared(other: str, monkeypatch: pytest.MonkeyPatch)
 
 # --- halves -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("name", kit.SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] if one in ("gelo", "textmixer") else []) for one in kit.SMALL]
+)
 def test_halves(name: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits differ by less than 1 % of the largest after four steps. Draws that are bound to states are fixed."""
     monkeypatch.setattr(NoiseStream, "bound_to", lambda self, hidden: self)

@@ -201,14 +201,24 @@ def test_there_is_a_file_for_every_kind() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(one, marks=[pytest.mark.slow] if number % 2 else []) for number, one in enumerate(SETTINGS)],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_under_each_setting(kind: str, settings: str, tmp_path: Path) -> None:
     same(written(tmp_path / "model", kind, SETTINGS[settings]))
 
 
 @pytest.mark.parametrize("model_type", [*KIND_OF_TYPE, "llama", "smollm3"])
-@pytest.mark.parametrize("stated", ["", "PreTrainedTokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer"])
+@pytest.mark.parametrize(
+    "stated",
+    [
+        "",
+        "LlamaTokenizerFast",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("PreTrainedTokenizerFast", "Qwen2Tokenizer")),
+    ],
+)
 def test_which_kind_is_taken(model_type: str, stated: str, tmp_path: Path) -> None:
     """By the digest of what is built: each kind would build another tokenizer of these."""
     kind = next((kind for kind, own in TYPES.items() if own == model_type), KIND_OF_TYPE.get(model_type, ""))

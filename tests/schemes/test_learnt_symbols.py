@@ -49,7 +49,7 @@ def found(labelled: TaskTexts, symbols: int = 3, steps: int = FEWER) -> tuple[np
     )
 
 
-@pytest.mark.parametrize("regression", [False, True])
+@pytest.mark.parametrize("regression", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_the_label_depends_on_is_told_apart_and_the_rest_is_not(regression: bool) -> None:
     """Vectors are noise, so that the labels alone can tell."""
     labelled = task(regression=regression)

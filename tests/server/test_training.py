@@ -230,7 +230,7 @@ def test_parts_are_smaller_where_more_logits_are_kept() -> None:
     assert len(trainer.split_batch(few, limit)) == 1, "1.4 times the limit stay whole"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_a_long_row_is_computed_again_and_learns_the_same(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
