@@ -28,6 +28,7 @@ FIGURES = {
 def write_recipe(folder: Path) -> Path:
     model = tiny.save("llama-tied", folder / "base")
     rows = [{"instruction": text, "input": "", "output": text[:20]} for text in tiny.TEXTS * 4]
+    rows.append({"instruction": tiny.TEXTS[0] * 100, "input": "", "output": "beyond the length of a row"})
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     path = folder / "small.toml"
     path.write_text(

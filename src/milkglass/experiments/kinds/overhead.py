@@ -111,7 +111,7 @@ class OverheadRecipe(Recipe):
         )
         run.log("client: tokenisation of the training file")
         result |= partial_results.get_or_compute(
-            "tokenisation", lambda: _time_tokenisation(self, codec, source, variant)
+            "tokenisation", lambda: _time_tokenisation(self, codec, source, variant, run.log)
         )
         run.log(f"server: {self.training.max_steps} steps of fine-tuning")
         result |= partial_results.get_or_compute(
@@ -142,13 +142,20 @@ def _time_obfuscation(recipe: OverheadRecipe, base: Checkpoint, key: Key, out: P
     return {"obfuscation, client": median(seconds)}
 
 
-def _time_tokenisation(recipe: OverheadRecipe, codec: Codec, source: Path, variant: TrainedVariant) -> dict[str, float]:
-    """Returns the median seconds of tokenising the training rows, and their number."""
+def _time_tokenisation(
+    recipe: OverheadRecipe, codec: Codec, source: Path, variant: TrainedVariant, log: Log
+) -> dict[str, float]:
+    """Returns the median seconds of tokenising the training rows, and their number.
+
+    Rows without an answer within the training's length are left out, and reported.
+    """
     files.make_private_dir(variant.job_folder)
     out = variant.job_folder / "train.parquet"
-    write = partial(write_parquet, codec, source, out, max_length=recipe.training.max_length)
+    write = partial(write_parquet, codec, source, out, max_length=recipe.training.max_length, skip_long=True)
     seconds, counts = zip(*(timed(write) for _ in range(recipe.evaluation["repeats"])), strict=True)
     write_tensors(variant.job_folder / "train.safetensors", parquet_tensors(out))
+    if left_out := counts[0].left_out_places:
+        log(f"{len(left_out):,} rows have no answer within {recipe.training.max_length} tokens: they are left out")
     return {"tokenisation, client": median(seconds), "training rows": float(counts[0].row_count)}
 
 
