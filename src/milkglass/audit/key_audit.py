@@ -173,10 +173,10 @@ def open_scene(
         return {**settings, "attacks": signatures}
 
     # An audit of a version that lacked the latest attacks can be resumed as well
-    earlier_lacks = [set[str]().union(*LATER_ATTACK_NAMES[index:]) for index in range(len(LATER_ATTACK_NAMES))]
+    later_names = [set[str]().union(*LATER_ATTACK_NAMES[index:]) for index in range(len(LATER_ATTACK_NAMES))]
     scene = build_scene(stage)
     # After the scene: a text that cannot be read leaves nothing behind
-    return scene, ResumeStore.open(out / "work", identity_without(set()), *map(identity_without, earlier_lacks))
+    return scene, ResumeStore.open(out / "work", identity_without(set()), *map(identity_without, later_names))
 
 
 def attack_and_report(

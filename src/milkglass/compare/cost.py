@@ -17,7 +17,7 @@ class ComparisonCost:
     Attributes:
         clock: seconds by the clock.
         processor: seconds of the processor, of all cores together.
-        peak_bytes: the most memory that one process held by the end of the work, before it too.
+        peak_bytes: the most memory that one process held between its own start and the end of the work.
     """
 
     clock: float = 0.0

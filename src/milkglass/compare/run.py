@@ -41,12 +41,7 @@ from milkglass.compare.result import (
     WayResult,
     worth_of,
 )
-from milkglass.compare.training_checks import (
-    disk_warning,
-    loss_fall,
-    reported_losses,
-    require_memory_for_ways,
-)
+from milkglass.compare.training_checks import disk_warning, loss_fall, reported_losses, require_memory_for_ways
 from milkglass.compare.verdict import MAX_P_VALUE, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
 from milkglass.deadline import until

@@ -32,10 +32,10 @@ def require_memory_for_ways(settings: ComparisonSettings, ways: Sequence[Way], f
     """Raises MemoryShort if the training of a way needs more memory than `free_bytes`. None: that is not known."""
     if free_bytes is None:
         return
-    needed_of = dict[str, int]()
+    needed_of, mean_length = dict[str, int](), _mean_length(settings)
     for way in ways:
         if (base := _model_to_train(settings, way)) is not None:
-            needed_of[way.name] = needs_of(ModelSizes.of(base), settings.training, _mean_length(settings)).memory_bytes
+            needed_of[way.name] = needs_of(ModelSizes.of(base), settings.training, mean_length).memory_bytes
     large_ways = [way for way in ways if needed_of.get(way.name, 0) > free_bytes]
     if not large_ways:
         return

@@ -252,7 +252,7 @@ def _step_bytes(model: ModelSizes, hyperparameters: Hyperparameters, mean_length
     tokens, limit = row_tokens * hyperparameters.batch_size, tokens_at_once(model, hyperparameters)
     if limit is None:
         return int(tokens * _activation_bytes(model, hyperparameters))
-    # Every token may have logits. A part of several rows is more than half full
+    # If all its tokens have logits, a row counts `largest_size` times as much. Equal rows fill half of a part or more
     largest_size = 1 + logits_in_tokens(model, hyperparameters)
     part_tokens = min(tokens, max(row_tokens, limit / (2 * largest_size)))
     kept_bytes = part_tokens * _activation_bytes(model, hyperparameters)

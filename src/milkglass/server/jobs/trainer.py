@@ -111,7 +111,7 @@ class PartLimit:
     """Limits the parts into which a step is divided.
 
     Attributes:
-        tokens: the size of a part (`row_size`, times its rows) that is sought.
+        tokens: the largest size of a part, which is the number of its rows times their `row_size`.
         logits: how many tokens the logits of one position count as (`needs.logits_in_tokens`).
     """
 
@@ -147,8 +147,8 @@ def logit_positions(labels: torch.Tensor) -> torch.Tensor:
 def with_needed_logits(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a model's arguments by which it computes logits only at `logit_positions`. The loss is the same.
 
-    The table of logits is the largest product of a small decoder, and its result the largest tensor; most tokens of
-    instructions and chats are the question's.
+    A position's logits are as many numbers as the vocabulary has tokens, and most tokens of instructions and chats
+    belong to the question, which predicts no label.
     """
     labels = batch["labels"]
     if labels.ndim == 1 or len(positions := logit_positions(labels)) == labels.shape[1] - 1:
