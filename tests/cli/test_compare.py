@@ -749,7 +749,7 @@ def test_obfuscate_makes_the_key_that_was_attacked(family: str, tmp_path: Path) 
     assert {"obfuslm", "orthogonal", "coarse-16", "coarse-64"} <= {*named}
 
 
-def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(tmp_path: Path) -> None:
+def test_next_commands_of_scores_say_so(tmp_path: Path) -> None:
     base = Checkpoint.open(tiny.save("bert", tmp_path / "bert"))
     scores = written(tmp_path / "scores.jsonl", [{**row, "label": str(i / 7)} for i, row in enumerate(rows(0, 100))])
     for data, task in ((scores, "regression"), (written(tmp_path / "rows.jsonl", rows(0, 100)), "classification")):
@@ -764,8 +764,8 @@ def test_next_commands_of_scores_say_so_and_what_is_for_classes_does_not_apply(t
         )
         named = {name: _with_command(way(name, WAYS[name].group, 0.5), {}, settings).command for name in WAYS}
         assert named["coarse-16"].endswith("--data r" + option) and named["coarse-64"].endswith("--data r" + option)
-        assert (WAYS["cape"].task_refusal(task) is None) == (task == "classification")
-        assert (WAYS["cape"] in choose_ways([], False, False, task, base)) == (task == "classification")
+        assert WAYS["cape"].task_refusal(task) is None and WAYS["cape"] in choose_ways([], False, False, task, base)
+        assert ("--task regression" in halves_options(Hyperparameters(task=task))) == (task == "regression")
 
 
 def test_masks_guessed_are_those_of_the_attack_that_guesses_most(tmp_path: Path) -> None:
@@ -1051,12 +1051,14 @@ def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:
             writer.writerow([one["text"], 1.5 + (one["label"] == "clinic-desk") + place % 7 / 100])
     found = document(call(
         "compare", tiny.save("bert", tmp_path / "m"), data, "--out", tmp_path / "o", *SMALL, "--ways",
-        "commonest,linear,plain", "--task", "regression", "--json",
+        "commonest,linear,cape,plain", "--task", "regression", "--json",
     ))  # fmt: skip
     assert found["measure"] == "pearson" and found["task"] == "regression"
-    assert found["ways"][1]["quality"]["value"] > 0.5 and found["ways"][2]["state"] == "done"
-    gap = found["ways"][2]["quality"]["value"] - found["ways"][1]["quality"]["value"]
-    assert found["ways"][2]["above"]["value"] == pytest.approx(gap), "the same answer to all has no correlation"
+    assert found["ways"][1]["quality"]["value"] > 0.5 and found["ways"][3]["state"] == "done"
+    assert found["ways"][2]["name"] == "cape" and found["ways"][2]["state"] == "done"
+    assert "--task regression" in found["ways"][2]["command"], found["ways"][2]["command"]
+    gap = found["ways"][3]["quality"]["value"] - found["ways"][1]["quality"]["value"]
+    assert found["ways"][3]["above"]["value"] == pytest.approx(gap), "the same answer to all has no correlation"
     assert "nan" not in found["verdict"][0] and found["kept_way"] == "linear"
 
 

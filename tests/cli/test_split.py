@@ -109,6 +109,43 @@ def test_a_broken_method_is_warned_of(place: Path) -> None:
     assert json.loads(result.stdout)["broken"] and json.loads(result.stdout)["guarantee"] is None
 
 
+def test_scores_are_split_measured_and_given_in_their_own_unit(place: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = [f"{' '.join(rng.choice(WORDS, 6))}\t{100.5 + n % 7}" for n in range(60)]
+    data = tmp_path / "scores.tsv"
+    data.write_text("\n".join(["sentence\tlabel", *rows]) + "\n", "utf-8")
+    client, server = tmp_path / "c", tmp_path / "s"
+    run = (
+        "split",
+        "train",
+        place / "model",
+        "--method",
+        "cape",
+        "--data",
+        data,
+        "--client",
+        client,
+        "--server",
+        server,
+    )
+    refused(call(*run, *SHORT), 5, "holds numbers with a fraction")
+    result = call(*run, *SHORT, "--task", "regression", "--validation", data)
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"correlation with the right scores: -?\d\.\d{3} over 60 texts, disturbed", result.stdout)
+    classify = ("split", "classify", client, "--folder", server, "--text", "the wound is open", "--text", "on Monday")
+    assert all(95 < float(line) < 115 for line in call(*classify).stdout.splitlines())
+    found = document(call(*classify, "--json"))
+    assert [*found["results"][0]] == ["score"] and len(found["results"]) == 2
+    held = b"".join(path.read_bytes() for path in server.iterdir())
+    mean = json.loads((client / "config.json").read_text("utf-8"))["scale"][0]
+    assert 100.5 < mean < 107.5 and str(mean).encode() not in held, "the unit of the scores stays with the client"
+    named = tmp_path / "names.tsv"
+    named.write_text("sentence\tlabel\nthe wound\turgent\n", "utf-8")
+    again = ("--client", tmp_path / "c2", "--server", tmp_path / "s2", "--task", "regression", "--validation", named)
+    refused(call(*run[:7], *again, *SHORT), 5, "not a number")
+    assert not (tmp_path / "c2").exists()
+
+
 def test_train_refuses(place: Path, tmp_path: Path) -> None:
     refused(call(*train(place, "x", "dp-forward", "--set", "epsilonn=8")), 2, "no parameter 'epsilonn'")
     refused(call(*train(place, "x", "dp-forward", "--set", "layer=3")), 3, "the cut comes after layer 3")

@@ -28,7 +28,7 @@ ALLOWED = {
     "threat": "metrics models noise",
     "sanitizers": "metrics models nearest noise rows",
     "gradient_defences": "noise threat",
-    "hidden_states": "models noise threat",
+    "hidden_states": "models noise rows threat",
     "attacks": "models nearest noise threat",
     "client": "models noise rows schemes server.spec",
     "server": "models threat",
@@ -43,7 +43,7 @@ ALLOWED = {
     "proxy": "attest client engines rows server",
     "monitor": "attacks audit client models proxy rows threat",
     "enclave": "attest client models noise rows sanitizers",
-    "split": "attest audit client defences enclave hidden_states models noise rows server threat",
+    "split": "attest audit client defences enclave hidden_states metrics models noise rows server threat",
     "experiments": (
         "attacks audit client defences enclave gradient_defences hidden_states metrics models noise rows sanitizers"
         " schemes server server.spec threat"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 import torch
 
 from milkglass.defences.catalogue import CONTROLS
-from milkglass.errors import UsageError
+from milkglass.errors import CodecError, UsageError
 from milkglass.hidden_states import cape, halves
 from milkglass.hidden_states import defence as defence_module
 from milkglass.hidden_states.cape import CAPE
-from milkglass.hidden_states.defence import HiddenStateDefence
+from milkglass.hidden_states.client import EncoderClient
+from milkglass.hidden_states.defence import HiddenStateDefence, targets_of
 from milkglass.hidden_states.dp_forward import DPForward
+from milkglass.hidden_states.gelo import GELO
 from milkglass.hidden_states.mechanism import HalvesTraining, TrainingStep
 from milkglass.hidden_states.textmixer import TextMixer
 from milkglass.hidden_states.textobfuscator import TextObfuscator, repulsion_loss
@@ -63,6 +66,48 @@ def test_a_method_with_little_noise_learns_the_task(
     defence: HiddenStateDefence, bert: Checkpoint, tmp_path: Path
 ) -> None:
     assert accuracy(defence, bert, tmp_path / "server") >= 0.85
+
+
+def scored(count: int = 64, seed: int = 0) -> LabelledTexts:
+    """The score is 20 where the text begins with "please", else 10, and a little more for each row."""
+    rows = task(count, seed)
+    return LabelledTexts(rows.texts, [10.0 + 10 * label + 0.01 * row for row, label in enumerate(rows.labels)])
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        CAPE(epsilon=50.0, training=LEARN),
+        TextMixer(layer=0, mixing="hadamard", training=HalvesTraining(5e-3, 8, 8, max_length=32)),
+        GELO(training=LEARN),
+    ],
+    ids=lambda one: one.name,
+)
+def test_scores_are_learnt_and_their_scale_stays_with_the_client(
+    defence: HiddenStateDefence, bert: Checkpoint, tmp_path: Path
+) -> None:
+    client, _ = split(defence, bert, tmp_path / "server", corpus=scored())
+    client.save(tmp_path / "client")
+    assert client.scale is not None and 10 < client.scale.mean < 20
+    loaded, server = defence.load(bert, tmp_path / "client", tmp_path / "server")
+    assert isinstance(loaded, EncoderClient) and loaded.scale == client.scale
+    fresh = scored(40, seed=1)
+    answer = server.answer(loaded.send(fresh.texts))
+    assert np.abs(answer).max() < 5 if not isinstance(defence, GELO) else answer.ndim == 2
+    scores = loaded.receive(answer)
+    assert scores.shape == (40, 1)
+    assert np.corrcoef(scores[:, 0], fresh.labels)[0, 1] >= 0.8
+    assert np.abs(scores[:, 0] - fresh.labels).mean() < 4, "scores are in the rows' own unit"
+    description = json.loads((tmp_path / "server" / "config.json").read_text("utf-8"))
+    assert description["classes"] == 1 and "scale" not in description
+
+
+@pytest.mark.parametrize(
+    ("labels", "fault"), [([1.5, 1.5], "do not differ"), ([float("nan"), 1.0], "do not differ"), ([-1, 0], "label")]
+)
+def test_labels_from_which_nothing_is_learnt(labels: list[float], fault: str) -> None:
+    with pytest.raises((UsageError, CodecError), match=fault):
+        targets_of(labels)
 
 
 def test_with_much_noise_nothing_is_learnt(bert: Checkpoint, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from milkglass.errors import CodecError
+from milkglass.rows.blocks import blocks_of, row_format_of
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import number_labels, read_examples, summarise
 
@@ -75,6 +76,31 @@ def test_instructions_become_conversations(tmp_path: Path) -> None:
     )
     assert second.messages[0]["content"] == "Greet."
     assert summarise(path).task == "causal-lm"
+
+
+@pytest.mark.parametrize(
+    ("row", "question"),
+    [
+        ({"instruction": "Who?", "context": "Bo ran.", "response": "Bo.", "category": "closed_qa"}, "Who?\n\nBo ran."),
+        ({"instruction": "Who?", "response": "Bo."}, "Who?"),
+        ({"prompt": "Who?", "response": "Bo."}, "Who?"),
+    ],
+)
+def test_answers_in_other_usual_columns(tmp_path: Path, row: dict[str, str], question: str) -> None:
+    path = lines(tmp_path / "a.jsonl", row)
+    (example,) = read_examples(path)
+    user, assistant = example.messages
+    assert (user["content"], assistant["content"]) == (question, "Bo.")
+    assert "response" in DataFile(path).columns_text()
+
+
+def test_a_context_is_sanitized_with_its_question(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"instruction": "Who?", "context": f"{SECRET} ran.", "response": "Bo."})
+    row_format = row_format_of(path)
+    (block,) = blocks_of(path, row_format)
+    _, slots, unchanged_names = row_format.parse(block)
+    assert [container[name] for container, name in slots] == ["Who?", f"{SECRET} ran.", "Bo."]
+    assert not unchanged_names
 
 
 def test_tsv_as_glue_writes_it(tmp_path: Path) -> None:

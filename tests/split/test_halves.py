@@ -46,9 +46,9 @@ def test_texts_are_classified_and_numbers_go_on_from_batch_to_batch(
     """Noise is bound to the last bits of states, which batches decide: without that, batches change nothing."""
     monkeypatch.setattr("milkglass.noise.root.stream_for", lambda tensors, stream: stream)
     other = each.other()
-    one = each.half().classify(TEXTS, None, other.info, other.answer)
+    one = each.half().answers(TEXTS, None, other.info, other.answer)
     few = replace(other.info, max_texts=1)
-    another = each.half().classify(TEXTS, None, few, other.answer)
+    another = each.half().answers(TEXTS, None, few, other.answer)
     assert one.shape == (4, 2)
     assert np.allclose(one.sum(1), 1)
     assert np.allclose(one, another, atol=1e-5), "numbers of texts go on from batch to batch"
@@ -161,9 +161,9 @@ def test_halves_that_do_not_belong_together(each: Made, fresh: Made) -> None:
         return other.answer(frame)
 
     with pytest.raises(KeyForOtherModel, match="another half"):
-        fresh.half().classify(TEXTS, None, other.info, answer)
+        fresh.half().answers(TEXTS, None, other.info, answer)
     with pytest.raises(UsageError, match="single texts"):
-        each.half().classify(TEXTS, TEXTS, other.info, answer)
+        each.half().answers(TEXTS, TEXTS, other.info, answer)
     assert not sent, "nothing left"
     with pytest.raises(UsageError, match="other half"):
         folders.read_client_description(each.server)
@@ -206,19 +206,19 @@ def test_a_model_of_pairs_reads_pairs(bert: Checkpoint, tmp_path: Path) -> None:
     paired = train.TrainingTexts(LabelledTexts(TEXTS, [0, 1, 1, 0], SECOND), LABELS)
     it = made("dp-forward", bert, tmp_path, paired)
     other = it.other()
-    assert it.half().classify(TEXTS, SECOND, other.info, other.answer).shape == (4, 2)
+    assert it.half().answers(TEXTS, SECOND, other.info, other.answer).shape == (4, 2)
     with pytest.raises(UsageError, match="pairs"):
-        it.half().classify(TEXTS, None, other.info, other.answer)
+        it.half().answers(TEXTS, None, other.info, other.answer)
 
 
 def test_judging_counts_what_is_right(each: Made) -> None:
     half, other = each.half(), each.other()
     texts = [*TEXTS, "word " * 200]
-    found = half.classify(TEXTS, None, other.info, other.answer).argmax(1).tolist()
+    found = half.answers(TEXTS, None, other.info, other.answer).argmax(1).tolist()
     wrong = [1 - found[0], *found[1:], 0]
     reported: list[int] = []
     judged = evaluate(each.half(), other, LabelledTexts(texts, wrong), reported.append)
-    assert (judged.accuracy, judged.text_count, judged.left_out_count, sum(reported)) == (0.75, 4, 1, 4)
+    assert (judged.quality, judged.text_count, judged.left_out_count, sum(reported)) == (0.75, 4, 1, 4)
     with pytest.raises(CodecError, match="all 1 texts"):
         evaluate(each.half(), other, LabelledTexts(texts[-1:], [0]), reported.append)
 

@@ -105,10 +105,10 @@ def test_what_crosses_is_states_and_numbers(live: Running, noisy: Made) -> None:
 def test_over_http_and_in_one_process_the_same_is_read(live: Running, noisy: Made) -> None:
     connection = Connection(live.url, live.token.read_text("ascii").strip())
     wire = SplitConnection(connection)
-    there = noisy.half().classify(TEXTS, None, wire.info(), wire.answer)
+    there = noisy.half().answers(TEXTS, None, wire.info(), wire.answer)
     connection.close()
     other = noisy.other()
-    assert wire is not None and np.array_equal(there, noisy.half().classify(TEXTS, None, other.info, other.answer))
+    assert wire is not None and np.array_equal(there, noisy.half().answers(TEXTS, None, other.info, other.answer))
 
 
 def test_the_server_refuses_by_http(live: Running, noisy: Made, tmp_path: Path) -> None:
@@ -183,5 +183,5 @@ def test_a_stranger_gets_no_state(noisy: Made, tmp_path: Path) -> None:
         refused(call(*run), 4, "another half")
         stub.replies["GET /v1/split"] = lambda h: h.answer(200, {**GOOD, "weights": noisy.about.server})
         stub.replies["POST /v1/split"] = lambda h: h.answer(200, {"logits": [[1.0, 2.0, 3.0]]})
-        refused(call(*run), 6, "1 texts of 2 classes")
+        refused(call(*run), 6, "the answer to 1 texts has the shape")
         assert stub.count("POST /v1/split") == 1

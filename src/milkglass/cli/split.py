@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -74,7 +75,10 @@ def classify(
     columns: ColumnOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Classify texts: the first layers run here, hidden states cross, a line "label <tab> probability" for each."""
+    """Classify texts: the first layers run here, hidden states cross, a line "label <tab> probability" for each.
+
+    Halves that were trained on scores give a number for each.
+    """
     if (url is None) == (folder is None):
         raise UsageError("give --url or --folder, one of them", "--url for a server, --folder to run both halves here")
     if (text is None) == (file is None):
@@ -96,14 +100,17 @@ def classify(
     with _open_server_half(url, folder, credentials) as (encoder_info, ask), progress_bars(as_json) as stage:
         client_half = SplitClassifier.open(client, base, split_info, text_count=len(rows))
         progress = stage("classify", len(rows))
-        class_probabilities = client_half.classify(texts, pairs, encoder_info, ask, progress)
-    results = [
-        Classified(
-            split_info.label_names[int(probabilities.argmax())],
-            dict(zip(split_info.label_names, probabilities.tolist(), strict=True)),
-        )
-        for probabilities in class_probabilities
-    ]
+        answers = client_half.answers(texts, pairs, encoder_info, ask, progress)
+    if split_info.is_regression:
+        results = [Classified("", {}, float(score)) for score in answers[:, 0]]
+    else:
+        results = [
+            Classified(
+                split_info.label_names[int(probabilities.argmax())],
+                dict(zip(split_info.label_names, probabilities.tolist(), strict=True)),
+            )
+            for probabilities in answers
+        ]
     print_classifications(results, as_json)
 
 
@@ -180,7 +187,7 @@ def audit(
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
-@split_commands.command(short_help="Cut a classifier, and train both halves here.")
+@split_commands.command(short_help="Cut an encoder, and train both halves here.")
 @with_options
 def train(
     model: Annotated[str, typer.Argument(help="An encoder: a folder, a hub id (hf:owner/name), or demo:minilm.")],
@@ -196,6 +203,10 @@ def train(
     validation: Annotated[
         Path | None,
         typer.Option(help="Labelled texts to classify after the training, to measure what the method costs."),
+    ] = None,
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        typer.Option(help="`regression`: labels are numbers.  [default: classification]"),
     ] = None,
     assignments: Annotated[list[str] | None, parameters_option("A parameter of the method.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  [default: 10]")] = None,
@@ -235,7 +246,7 @@ def train(
     split_train.require_free_folders(client, server)
     if defence.broken:
         note(f"warning: {defence.broken}")
-    training_texts = split_train.read_training_texts(source)
+    training_texts = split_train.read_training_texts(source, task)
     validation_texts = None
     if validation is not None:  # read before the training, so that a mistake in it is reported at once
         validation_file = columns.read_texts(validation, reads_labels=True)
@@ -259,19 +270,21 @@ def train(
     document = {
         "client": str(client), "server": str(server), "method": defence.name, "parameters": parameter_values(defence),
         "guarantee": defence.guarantee, "broken": defence.broken, "texts": len(training_texts.corpus.texts),
-        "classes": len(training_texts.labels), "steps": step_count, "seconds": round(time.monotonic() - start_time, 2),
-        "validation": None,
+        "task": task or "classification", "classes": len(training_texts.labels), "steps": step_count,
+        "seconds": round(time.monotonic() - start_time, 2), "validation": None,
     }  # fmt: skip
     if evaluation is not None:
         counts = {"texts": evaluation.text_count, "left_out": evaluation.left_out_count}
-        document["validation"] = {"right": evaluation.accuracy, **counts}
+        measure = "pearson" if task == "regression" else "right"
+        quality = None if math.isnan(evaluation.quality) else evaluation.quality
+        document["validation"] = {measure: quality, **counts}
     if not as_json:
         note(KEEP_HINT.format(client=client))
     emit(as_json, document, lambda: _training_text(document, data))
 
 
 def _evaluate(base: Checkpoint, client: Path, server: Path, texts: LabelledTexts, stage: Stage) -> Evaluation:
-    """Classifies labelled texts with both halves, disturbed as they would be sent, and returns the accuracy."""
+    """Answers labelled texts with both halves, disturbed as they would be sent, and returns the quality."""
     from milkglass.split.client import SplitClassifier
     from milkglass.split.folders import read_client_description
     from milkglass.split.server import ServerHalf
@@ -289,7 +302,7 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
             f"split by {document['method']} and trained on {document['texts']:,} texts in {document['steps']:,} steps, "
             f"{duration_text(document['seconds'])}",
             f"  yours: {client}; the server's: {server}",
-            *_accuracy_lines(document["validation"]),
+            *_quality_lines(document["validation"]),
             f"guarantee: {document['guarantee'] or NO_GUARANTEE_NOTE}",
             f"next: milkglass split audit {client} {server} --text {shlex.quote(str(data))}",
             f"then: milkglass split serve {server}          where the server is",
@@ -298,13 +311,17 @@ def _training_text(document: dict[str, Any], data: Path) -> str:
     )
 
 
-def _accuracy_lines(document: dict[str, Any] | None) -> list[str]:
+def _quality_lines(document: dict[str, Any] | None) -> list[str]:
     """Returns the line of text about an evaluation's document, or none without an evaluation."""
     if document is None:
         return []
     left_out = f"; {document['left_out']:,} more, too long to be sent" if document["left_out"] else ""
-    share = f"{100 * document['right']:.1f} %"
-    return [f"correct: {share} of {document['texts']:,} texts, disturbed as they are sent{left_out}"]
+    texts = f"{document['texts']:,} texts, disturbed as they are sent{left_out}"
+    if "right" in document:
+        return [f"correct: {100 * document['right']:.1f} % of {texts}"]
+    if document["pearson"] is None:
+        return [f"no correlation, since all scores are equal, over {texts}"]
+    return [f"correlation with the right scores: {document['pearson']:.3f} over {texts}"]
 
 
 # --- serve ------------------------------------------------------------------------------------------------------------

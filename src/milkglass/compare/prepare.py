@@ -86,8 +86,9 @@ def _language_note(rows: ComparisonRows | ChatRows) -> str:
 def halves_options(training: Hyperparameters) -> str:
     """Returns the options of `milkglass split train` by which two halves are trained as a comparison trains them."""
     steps = f" --max-steps {training.max_steps}" if training.max_steps else ""
+    task = " --task regression" if training.task == "regression" else ""
     return (
-        f" --epochs {math.ceil(training.n_epochs)}{steps} --batch-size {training.batch_size}"
+        f"{task} --epochs {math.ceil(training.n_epochs)}{steps} --batch-size {training.batch_size}"
         f" --learning-rate {training.learning_rate!r} --max-length {training.max_length}"
     )
 

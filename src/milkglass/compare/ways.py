@@ -562,8 +562,8 @@ def _halves_way(
 ) -> DefenceWay:
     """Returns the way that sends hidden states, disturbed by a method."""
     return DefenceWay(
-        name=method, title=title, group="states are sent", tasks=("classification",), trust=trust, provider=provider,
-        quick=False, needs_all=needs_all, entry={"encoder": method},
+        name=method, title=title, group="states are sent", trust=trust, provider=provider, quick=False,
+        needs_all=needs_all, entry={"encoder": method},
         command=f"milkglass split train {{model}} --method {method} --data {{rows}} --client mine --server theirs"
         "{halves}",
     )  # fmt: skip

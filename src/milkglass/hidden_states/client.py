@@ -25,6 +25,7 @@ from milkglass.hidden_states.mechanism import Mechanism
 from milkglass.hidden_states.tokens import PublicTokenizer, TokenizedTexts, padded_batches
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET_BYTES, NoiseRoot
+from milkglass.rows.labels import Scale
 from milkglass.sequences import Ids, Sequences
 from milkglass.threat.defence import Client
 from milkglass.threat.observations import Activations, Observation
@@ -41,17 +42,18 @@ class EncoderClient(Client):
         reader: turns texts into public ids.
         lower: the layers that this half runs.
         extra_tensors: the tensors that the method needs besides the lower layers, by name.
+        scale: the scale of a regression's scores, which the server does not learn. None: there are classes.
     """
 
     _pending: Any = None  # what `receive` needs of the texts last sent, where a method keeps something
 
     def __init__(
         self, defence: Mechanism, base: Checkpoint, reader: PublicTokenizer, lower: LowerHalf, secret: bytes, sent: int,
-        extra_tensors: Mapping[str, torch.Tensor],
+        extra_tensors: Mapping[str, torch.Tensor], scale: Scale | None = None,
     ) -> None:  # fmt: skip
         """Makes the half of a `secret` under which `sent` texts were sent so far."""
         self.defence, self.base, self.reader = defence, base, reader
-        self.lower, self.extra_tensors = device.move(lower), extra_tensors
+        self.lower, self.extra_tensors, self.scale = device.move(lower), extra_tensors, scale
         self._secret, self._sent = secret, sent
         self._root = defence.root(secret)
 
@@ -64,6 +66,15 @@ class EncoderClient(Client):
         encoded = self.reader.encode(texts, pairs, cut)
         first, self._sent = self._sent, self._sent + len(texts)
         return frames.encode(self._represent(encoded, self._root, first))
+
+    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns (texts, classes) logits, or (texts, 1) scores in the unit of the training texts' scores."""
+        logits = self._own_logits(answer)
+        return logits if self.scale is None else self.scale.mean + self.scale.spread * logits
+
+    def _own_logits(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns (texts, classes) the logits, or the standardised scores, of the texts last sent."""
+        return answer
 
     def row_counts(self, lengths: Ids) -> Ids:
         """Returns (texts,) how many rows cross for texts of these lengths, before pooling."""
@@ -115,6 +126,7 @@ class EncoderClient(Client):
             "model": self.base.digest(),
             "secret": self._secret.hex(),
             "sent": self._sent,
+            **({} if self.scale is None else {"scale": self.scale.document()}),
         }
         with new_dir(folder) as partial:
             tensors = {f"{KEPT_PREFIX}{name}": tensor for name, tensor in self.extra_tensors.items()}

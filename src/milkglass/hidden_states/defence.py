@@ -5,6 +5,9 @@ as in transformers' Trainer:
 
     loss = cross-entropy(upper(disturbed(lower(text))), label) + what the method adds
 
+Of a regression, whose labels are floats, the halves learn standardised scores by their squared error. The scale stays
+with the client.
+
 Training needs both halves, so it happens before the server's half is handed over, on the user's machine or a trusted
 one. The order of the texts, dropout's masks and each text's noise (`NoiseRoot`) come from streams of the secret.
 """
@@ -13,13 +16,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from milkglass import device
 from milkglass.deadline import require_time
@@ -35,6 +39,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.models.torch_model import classifier
 from milkglass.noise.operators import drawing_from
 from milkglass.noise.root import SECRET_BYTES, NoiseRoot
+from milkglass.rows.labels import Scale
 from milkglass.sequences import Ids
 from milkglass.threat.defence import Client, LabelledTexts, Server
 
@@ -67,8 +72,9 @@ class HiddenStateDefence(Mechanism):
     def split(
         self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
     ) -> tuple[Client, Server]:
-        labels, classes = self._checked_labels(base, corpus, secret, folder)
+        self._require_split(base, corpus, secret, folder)
         assert corpus is not None
+        labels, classes, scale = targets_of(corpus.labels)
         root, tokenizer = self.root(secret), PublicTokenizer(base.folder, self.training.max_length)
         encoded = tokenizer.encode(corpus.texts, corpus.pairs, cut=True)
         with SPLIT_LOCK:
@@ -85,7 +91,7 @@ class HiddenStateDefence(Mechanism):
             halves.write(
                 partial, server_module.state_dict(), {**description, "model": halves.plain_config(base.config)}
             )
-        client = self.client(self, base, tokenizer, lower, secret, 0, self.extra_tensors(encoded, root, upper))
+        client = self.client(self, base, tokenizer, lower, secret, 0, self.extra_tensors(encoded, root, upper), scale)
         return client, self.server(folder, server_module, description)
 
     def load(self, base: Checkpoint, client_folder: Path, server_folder: Path) -> tuple[Client, Server]:
@@ -120,13 +126,11 @@ class HiddenStateDefence(Mechanism):
         """Returns tensors that the client needs besides its half. Their shapes must not depend on a text."""
         return {}
 
-    def _checked_labels(
-        self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path
-    ) -> tuple[Ids, int]:
-        """Returns (texts,) the label of each text, and the number of classes.
+    def _require_split(self, base: Checkpoint, corpus: LabelledTexts | None, secret: bytes, folder: Path) -> None:
+        """Checks what a split needs.
 
         Raises:
-            UsageError: the secret, the folder, the texts or the labels do not allow a split.
+            UsageError: the secret, the folder or the texts do not allow a split.
             UnsupportedModel: this model cannot be split.
         """
         self.require_splittable(base)
@@ -138,12 +142,8 @@ class HiddenStateDefence(Mechanism):
             raise UsageError(f"{folder} exists already", "give a new folder, or remove that one first")
         if corpus is None or not len(corpus.texts):
             raise UsageError(f"{self.name} is trained, and there is no text", "give texts with their labels")
-        labels = np.asarray(corpus.labels)
-        if len(labels) != len(corpus.texts):
-            raise UsageError(f"{len(corpus.texts)} texts and {len(labels)} labels", "give one label a text")
-        if labels.dtype.kind not in "iu" or int(labels.min()) < 0:
-            raise UsageError("a label is not a whole number of 0 or more", "number the classes from 0")
-        return labels.astype(np.int64), max(2, int(labels.max()) + 1)
+        if len(corpus.labels) != len(corpus.texts):
+            raise UsageError(f"{len(corpus.texts)} texts and {len(corpus.labels)} labels", "give one label a text")
 
     def load_client(self, base: Checkpoint, folder: Path) -> EncoderClient:
         """Loads a saved client half.
@@ -166,10 +166,29 @@ class HiddenStateDefence(Mechanism):
         }
         try:
             secret, sent = bytes.fromhex(description["secret"]), int(description["sent"])
-        except (KeyError, TypeError, ValueError) as error:
+            scale = Scale.from_document(description.get("scale"))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(f"{folder.name} has no secret", "restore it from a copy") from error
         tokenizer = PublicTokenizer(base.folder, self.training.max_length)
-        return self.client(self, base, tokenizer, lower, secret, sent, kept_tensors)
+        return self.client(self, base, tokenizer, lower, secret, sent, kept_tensors, scale)
+
+
+def targets_of(labels: Sequence[int] | Sequence[float]) -> tuple[NDArray[Any], int, Scale | None]:
+    """Returns what a training learns, the number of the model's outputs, and the scale of scores, None for classes.
+
+    Whole numbers are classes. Floats are the scores of a regression, which has one output; scores are standardised.
+
+    Raises:
+        UsageError: a label is neither.
+        CodecError: the scores do not differ.
+    """
+    numbers = np.asarray(labels)
+    if numbers.dtype.kind == "f":
+        scale = Scale.of(numbers.tolist())
+        return np.array([scale.standardise(score) for score in numbers.tolist()], np.float32), 1, scale
+    if numbers.dtype.kind not in "iu" or int(numbers.min()) < 0:
+        raise UsageError("a label is not a whole number of 0 or more", "number the classes from 0")
+    return numbers.astype(np.int64), max(2, int(numbers.max()) + 1), None
 
 
 def require_base(description: Mapping[str, Any], folder: Path, base: Checkpoint) -> None:
@@ -197,7 +216,7 @@ def micro_batches(defence: Mechanism, text_indices: Ids, lengths: Ids) -> list[I
 
 def train(
     defence: Mechanism, lower: LowerHalf, upper: torch.nn.Module, auxiliary: torch.nn.Module, encoded: TokenizedTexts,
-    labels: Ids, root: NoiseRoot,
+    labels: NDArray[Any], root: NoiseRoot,
 ) -> None:  # fmt: skip
     """Trains the halves in place. Raises JobFailed once the deadline of `milkglass.deadline` has passed.
 
@@ -206,7 +225,7 @@ def train(
         lower, upper: the halves.
         auxiliary: is trained with the halves and discarded by the caller.
         encoded: the training texts.
-        labels: (texts,) the class of each text.
+        labels: (texts,) the class or the standardised score of each text.
         root: gives the streams of the order, dropout and noise.
     """
     from transformers import get_linear_schedule_with_warmup

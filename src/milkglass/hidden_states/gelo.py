@@ -105,7 +105,7 @@ class OffloadingClient(EncoderClient):
         return np.array([length + self.defence.shield_count(length) for length in lengths.tolist()], np.int64)
 
     @torch.inference_mode()
-    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _own_logits(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns (texts, classes) from the products (rows, m) of the texts last sent."""
         row_counts = [len(matrix.matrix) for _, matrix in self._pending]
         self._require_answers(answer, sum(row_counts), "rows")

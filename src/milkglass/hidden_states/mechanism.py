@@ -59,7 +59,7 @@ class TrainingStep:
         ids: (b, t) the tokens.
         mask: (b, t) bool, where a text has a token.
         hidden: (b, t, d) what the lower half gave.
-        labels: (b,) the classes.
+        labels: (b,) the classes, or the standardised scores of a regression.
         text_indices: (b,) which texts of the training data these are.
         epoch: the index of the epoch, from 0.
     """
@@ -70,6 +70,13 @@ class TrainingStep:
     labels: torch.Tensor
     text_indices: Ids
     epoch: int
+
+
+def task_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cross-entropy of logits (b, classes), or the mean squared error of scores (b, 1)."""
+    if labels.is_floating_point():
+        return torch.nn.functional.mse_loss(logits[:, 0], labels.to(logits.dtype))
+    return torch.nn.functional.cross_entropy(logits, labels)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class Mechanism(Defence):
         return halves.layer_count(base.config) if self.layer is None else self.layer
 
     def upper(self, model: Any, base: Checkpoint, classes: int) -> torch.nn.Module:
-        """Returns the server's half of a whole classifier."""
+        """Returns the server's half of a whole classifier. A regression has one class."""
         return halves.UpperHalf(model, self.cut_layer(base))
 
     def make_auxiliary(
@@ -154,8 +161,7 @@ class Mechanism(Defence):
             root: the source of all draws.
         """
         sent, mask = self.disturb(step, root)
-        task_loss = torch.nn.functional.cross_entropy(upper(sent, mask), step.labels)
-        return task_loss + self.auxiliary_loss(step, sent, auxiliary)
+        return task_loss(upper(sent, mask), step.labels) + self.auxiliary_loss(step, sent, auxiliary)
 
     def auxiliary_loss(self, step: TrainingStep, sent: torch.Tensor, auxiliary: torch.nn.Module) -> torch.Tensor:
         """Returns the loss that the method adds to the task's.

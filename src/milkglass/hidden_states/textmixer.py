@@ -31,7 +31,7 @@ from milkglass import papers
 from milkglass.hidden_states.client import EncoderClient
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.halves import UpperHalf
-from milkglass.hidden_states.mechanism import TrainingStep
+from milkglass.hidden_states.mechanism import TrainingStep, task_loss
 from milkglass.hidden_states.tokens import TokenizedTexts
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import NoiseRoot, NoiseStream, orthogonal_from_gaussian
@@ -90,7 +90,7 @@ class MixingClient(EncoderClient):
     defence: TextMixer
     _pending: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def receive(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _own_logits(self, answer: NDArray[np.float32]) -> NDArray[np.float32]:
         """Returns (texts, classes): of each answer for N places, the part of the own text's place."""
         self._require_answers(answer, len(self._pending), "texts")
         if not len(answer):
@@ -163,9 +163,8 @@ class TextMixer(HiddenStateDefence):
         selected = torch.from_numpy(np.stack(partners))
         mixtures = [mixture([rows[j] for j in part], keys, len(rows[i])) for i, part in enumerate(selected.tolist())]
         scores = upper(torch.nn.utils.rnn.pad_sequence(mixtures, batch_first=True), step.mask)
-        return torch.nn.functional.cross_entropy(
-            scores.reshape(len(rows) * self.inputs, -1), step.labels[selected.to(step.labels.device)].flatten()
-        )
+        own_labels = step.labels[selected.to(step.labels.device)].flatten()
+        return task_loss(scores.reshape(len(rows) * self.inputs, -1), own_labels)
 
     def _draw_partners(self, own_index: int, count: int, draws: NoiseStream) -> NDArray[np.int64]:
         """Returns (N,) the indices of texts of the batch, `own_index` among them at a random place."""

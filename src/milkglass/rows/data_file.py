@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from milkglass.errors import EmptyText, UsageError, first_few, missing_file_hint
 from milkglass.progress import Progress, no_progress
@@ -22,19 +23,50 @@ CHAT_COLUMNS = ("messages", "instruction")
 PAIRED_COLUMNS = (("question", "sentence"), ("premise", "hypothesis"), ("question1", "question2"))
 # A question and its answer under usual names, and what is asked; they are read as a conversation
 SUMMARISE_PROMPT = "Summarize the following dialogue.\n\n"
-ANSWERED_COLUMNS = (("dialogue", "summary", SUMMARISE_PROMPT), ("question", "answer", ""))
+ANSWERED_COLUMNS = (
+    ("dialogue", "summary", SUMMARISE_PROMPT), ("question", "answer", ""), ("prompt", "response", ""),
+)  # fmt: skip
 # Columns of text of any role: what is sanitized
 ALL_TEXT_COLUMNS = (
     "text", "sentence", "text_pair", "sentence1", "sentence2", "instruction", "input", "output", "prompt", "response",
-    "question", "question1", "question2", "answer", "premise", "hypothesis", "dialogue", "summary",
+    "question", "question1", "question2", "answer", "premise", "hypothesis", "dialogue", "summary", "context",
 )  # fmt: skip
 KNOWN_COLUMNS = (*ALL_TEXT_COLUMNS, *LABEL_COLUMNS, *CHAT_COLUMNS)  # names by which a header is recognised
-# All columns of a row of instructions. text: the published Alpaca file repeats the row there as a prompt
-INSTRUCTION_COLUMNS = ("instruction", "input", "output", "id", "text")
 TABLE_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".json", "")  # a file without a suffix is read as JSON
 SUFFIXES = (*JSON_SUFFIXES, *TABLE_SUFFIXES, ".parquet", ".txt")
 SPREADSHEET_SUFFIXES = (".xlsx", ".xls", ".xlsm", ".ods")
 READ_KINDS_TEXT = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
+
+
+class InstructionColumns(NamedTuple):
+    """Names the columns of rows of instructions.
+
+    Attributes:
+        question: the column of instructions.
+        extra: the column of what is put under an instruction, if it is not empty.
+        answer: the column of answers.
+        unread: columns that are left out.
+    """
+
+    question: str
+    extra: str
+    answer: str
+    unread: tuple[str, ...]
+
+    @property
+    def read(self) -> tuple[str, str, str]:
+        """Returns the columns that are read."""
+        return self.question, self.extra, self.answer
+
+    @classmethod
+    def of(cls, row: Collection[str]) -> InstructionColumns:
+        """Returns the layout of a row with these columns: that of Dolly if it has its answer, else that of Alpaca."""
+        return DOLLY_COLUMNS if DOLLY_COLUMNS.answer in row and ALPACA_COLUMNS.answer not in row else ALPACA_COLUMNS
+
+
+# The published Alpaca file repeats a row in the column text, as a prompt
+ALPACA_COLUMNS = InstructionColumns("instruction", "input", "output", ("id", "text"))
+DOLLY_COLUMNS = InstructionColumns("instruction", "context", "response", ("id", "category"))
 
 
 def refuse_spreadsheet(path: Path) -> None:
@@ -225,9 +257,10 @@ class DataFile:
             description = f"messages from {question_columns[0]} and {question_columns[1]}"
         elif self.text is None and (chat := columns_by_role["text"]) in CHAT_COLUMNS:
             is_instruction = chat == "instruction"
-            read_columns = [*INSTRUCTION_COLUMNS[:3]] if is_instruction else [CHAT_COLUMNS[0], "tools"]
+            layout = InstructionColumns.of(columns)
+            read_columns = [*layout.read] if is_instruction else [CHAT_COLUMNS[0], "tools"]
             description = "messages from " + (
-                "instruction, input (if any) and output" if is_instruction else CHAT_COLUMNS[0]
+                f"{layout.question}, {layout.extra} (if any) and {layout.answer}" if is_instruction else CHAT_COLUMNS[0]
             )
         else:
             roles = {**columns_by_role, "label": columns_by_role["label"] if reads_labels else None, "id": identifier}

@@ -4,7 +4,7 @@ All rows of a file have one of these shapes, in any kind of file that data_file.
 
     {"text": ..., "label": ...}                             {"text": ..., "text_pair": ..., "label": ...}
     {"messages": [{"role": ..., "content": ...}]}           {"instruction": ..., "input": ..., "output": ...}
-    {"text": ...}
+    {"text": ...}                                           {"instruction": ..., "context": ..., "response": ...}
 
 `sentence`, or a column that the user names, can stand for `text`. TSV is read without quoting, as GLUE writes it. Files
 are read a row at a time and may have any size. Messages name the file and the line and never quote it, because a
@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from milkglass.errors import CodecError, EmptyText, UsageError
 from milkglass.progress import Progress, no_progress
-from milkglass.rows.data_file import CHAT_COLUMNS, INSTRUCTION_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, Source
+from milkglass.rows.data_file import CHAT_COLUMNS, JSON_SUFFIXES, TEXT_COLUMNS, DataFile, InstructionColumns, Source
 from milkglass.rows.labels import LabelCells, Scale, has_fraction, is_number
 from milkglass.rows.messages import Message, conversation_of
 from milkglass.rows.place import Place, Row, fields_hint, is_missing, text_of, with_fields
@@ -472,12 +472,13 @@ def _without_gaps(cell: Any) -> Any:
 
 def _instruction_messages(place: Place, row: Row) -> tuple[Message, ...]:
     """Returns the conversation of a row of instructions. Raises CodecError for an unknown column that is not empty."""
-    messages = question_answer(place, row, "instruction", "output", "input")
-    if unknown_columns := [name for name in row if name not in INSTRUCTION_COLUMNS and not is_missing(row[name])]:
+    layout = InstructionColumns.of(row)
+    messages = question_answer(place, row, layout.question, layout.answer, layout.extra)
+    known_columns = (*layout.read, *layout.unread)
+    if unknown_columns := [name for name in row if name not in known_columns and not is_missing(row[name])]:
         raise CodecError(
-            f"{place} has {len(unknown_columns)} fields beside {', '.join(INSTRUCTION_COLUMNS[:3])}, which are not "
-            "honoured",
-            f"{fields_hint(place, row, INSTRUCTION_COLUMNS)}; leave the others out, or write messages",
+            f"{place} has {len(unknown_columns)} fields beside {', '.join(layout.read)}, which are not honoured",
+            f"{fields_hint(place, row, known_columns)}; leave the others out, or write messages",
         )
     return messages
 

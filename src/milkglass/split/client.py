@@ -1,4 +1,4 @@
-"""Classifies texts with the client's half: opens its folder, sends texts in frames, and reads the answers as classes.
+"""Classifies or scores texts with the client's half: opens its folder, sends texts in frames, and reads the answers.
 
 The number of texts is recorded before they are sent. A text that is sent twice therefore gets different noise, even if
 the command is interrupted in between. Over HTTP, frames go through a `SplitConnection`, which knows no text, secret or
@@ -38,7 +38,7 @@ SendFrame = Callable[[bytes], NDArray[np.float32]]  # sends a frame and returns 
 
 @dataclass(frozen=True)
 class SplitClassifier:
-    """Classifies texts with the client's half and a server that has the other half.
+    """Classifies or scores texts with the client's half and a server that has the other half.
 
     Attributes:
         description: the content of the half's split.json.
@@ -73,7 +73,7 @@ class SplitClassifier:
             files.write(folder / CONFIG, json_text({**config, "sent": int(config["sent"]) + text_count}))
         return cls(description, client)
 
-    def classify(
+    def answers(
         self,
         texts: Sequence[str],
         pairs: Sequence[str] | None,
@@ -81,7 +81,7 @@ class SplitClassifier:
         send_frame: SendFrame,
         progress: Progress = no_progress,
     ) -> NDArray[np.float64]:
-        """Returns (texts, classes) the probabilities of the classes.
+        """Returns (texts, classes) the probabilities of the classes, or (texts, 1) the scores of a regression.
 
         All errors but RemoteError are raised before anything is sent.
 
@@ -94,7 +94,7 @@ class SplitClassifier:
 
         Raises:
             KeyForOtherModel: the server does not have the other half of this split.
-            CorruptCheckpoint: the server's half has another number of classes.
+            CorruptCheckpoint: the server's half has another number of outputs.
             UsageError: pairs are given to a half for single texts, or the reverse.
             CodecError: a text cannot be sent.
             RemoteError: an answer has another shape.
@@ -106,30 +106,32 @@ class SplitClassifier:
             frame = self.client.frame(texts[frame_slice], None if pairs is None else pairs[frame_slice])
             logits = self.client.receive(send_frame(frame))
             count = frame_slice.stop - frame_slice.start
-            if logits.shape != (count, len(self.description.labels)):
+            expected_shape = (count, self.description.output_count)
+            if logits.shape != expected_shape:
                 raise RemoteError(
-                    f"{count} texts of {len(self.description.labels)} classes have an answer of another shape",
+                    f"the answer to {count} texts has the shape {logits.shape}, not {expected_shape}",
                     "is the server's half the one of this client?",
                 )
             logits_of_frames.append(logits)
             progress(count)
-        return np.asarray(softmax(np.concatenate(logits_of_frames).astype(np.float64), 1))
+        outputs = np.concatenate(logits_of_frames).astype(np.float64)
+        return outputs if self.description.is_regression else np.asarray(softmax(outputs, 1))
 
     def require_matching(self, info: EncoderInfo, has_pairs: bool) -> None:
         """Checks that the server and the form of the texts match this half.
 
         Raises:
             KeyForOtherModel: the server does not have the other half of this split.
-            CorruptCheckpoint: the server's half has another number of classes.
+            CorruptCheckpoint: the server's half has another number of outputs.
             UsageError: the half was trained on pairs and the texts are single, or the reverse.
         """
         if info.weights != self.description.server:
             raise KeyForOtherModel(
                 "the server has another half than this client's", "give it the folder made with this one"
             )
-        if len(self.description.labels) != info.classes:
+        if self.description.output_count != info.classes:
             raise CorruptCheckpoint(
-                f"the client has {len(self.description.labels)} classes, the server {info.classes}",
+                f"the client has {self.description.output_count} outputs, the server {info.classes}",
                 "split the model again",
             )
         require_same_form(self.description, has_pairs)

@@ -28,7 +28,7 @@ class ClientDescription:
         parameters: the defence's parameters.
         training: the fields of `HalvesTraining`.
         model: the original model's folder or hub id.
-        labels: the number of each class, by its name.
+        labels: the number of each class, by its name. {}: the half was trained on scores.
         pairs: whether the half was trained on pairs of texts.
         server: SHA-256, in hex, of the other half's weights.
     """
@@ -40,6 +40,16 @@ class ClientDescription:
     labels: Mapping[str, int] = field(repr=False)
     pairs: bool
     server: str
+
+    @property
+    def is_regression(self) -> bool:
+        """Returns whether the half was trained on scores."""
+        return not self.labels
+
+    @property
+    def output_count(self) -> int:
+        """Returns how many numbers answer a text: one for each class, or a score."""
+        return max(1, len(self.labels))
 
     @property
     def label_names(self) -> list[str]:

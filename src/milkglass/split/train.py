@@ -1,7 +1,8 @@
 """Trains and splits a model by labelled texts, and writes the two halves' folders, both or neither.
 
 Both halves are here during training. `evaluate` measures the cost of the defence on other texts: how many the halves
-classify correctly with the noise of sending. It sends nothing, and uses up no text's number.
+classify correctly with the noise of sending, or how their scores correlate with the right ones. It sends nothing, and
+uses up no text's number.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from milkglass.hidden_states.catalogue import parameter_values
 from milkglass.hidden_states.defence import HiddenStateDefence
 from milkglass.hidden_states.mechanism import HalvesTraining
 from milkglass.hidden_states.tokens import PublicTokenizer
+from milkglass.metrics.glue import pearson
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.noise.root import SECRET_BYTES
 from milkglass.progress import Progress
 from milkglass.rows.data_file import Source
-from milkglass.rows.examples import Example, no_labels_error, number_labels, read_examples, require_classes, summarise
+from milkglass.rows.examples import Example, checked_summary, no_labels_error, number_labels, read_examples
 from milkglass.split import folders
 from milkglass.split.client import SplitClassifier, are_short_enough
 from milkglass.split.server import ServerHalf
@@ -42,8 +44,8 @@ class TrainingTexts:
     """Holds labelled texts for a training.
 
     Attributes:
-        corpus: the texts with the numbers of their classes.
-        labels: the number of each class, by its name.
+        corpus: the texts with the numbers of their classes, or with their scores.
+        labels: the number of each class, by its name. {}: the texts have scores.
         places: the line of each text, for messages. Empty: the texts were not read from a file.
     """
 
@@ -57,14 +59,21 @@ class TrainingTexts:
         return self.corpus.pairs is not None
 
 
-def read_training_texts(source: Source) -> TrainingTexts:
-    """Reads texts and the names of their classes from a file. Raises CodecError if nothing can be learnt from them."""
-    summary = summarise(source)
-    if summary.task != "classification":
+def read_training_texts(source: Source, task: str | None = None) -> TrainingTexts:
+    """Reads texts and the names of their classes, or their scores, from a file.
+
+    Args:
+        task: "classification" or "regression". None: classes, unless the labels look like scores, which is refused.
+
+    Raises:
+        CodecError: nothing can be learnt from the rows.
+    """
+    summary, is_regression = checked_summary(source, task), task == "regression"
+    if summary.task not in ("classification", "regression"):
         raise no_labels_error(source, summary)
-    require_classes(source, summary)
-    labels = number_labels(in_fresh_order(summary.labels), None)  # the client's split.json keeps them
-    examples = list(read_examples(source))
+    # The client's split.json keeps the labels
+    labels = {} if is_regression else number_labels(in_fresh_order(summary.labels), None)
+    examples = list(read_examples(source, is_regression))
     corpus = _labelled_texts(examples, labels, summary.has_pairs)
     return TrainingTexts(corpus, labels, [str(example.place(source)) for example in examples])
 
@@ -193,34 +202,35 @@ def _report_steps(progress: Progress) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Holds the accuracy of two halves on texts on which they were not trained.
+    """Holds how well two halves answer texts on which they were not trained.
 
     Attributes:
-        accuracy: the share of texts that are classified correctly.
-        text_count: how many texts were classified.
+        quality: the share of texts that are classified correctly, or Pearson's correlation of scores.
+        text_count: how many texts were answered.
         left_out_count: how many others were too long to be sent.
     """
 
-    accuracy: float
+    quality: float
     text_count: int
     left_out_count: int
 
 
 def read_labelled_texts(source: Source, labels: dict[str, int], has_pairs: bool) -> LabelledTexts:
-    """Reads texts and the numbers of their classes from a file.
+    """Reads texts and the numbers of their classes, or their scores, from a file.
 
     Args:
-        labels: the numbers of the training's classes, by their names.
+        labels: the numbers of the training's classes, by their names. {}: the training's texts have scores.
         has_pairs: whether the training's texts are pairs.
 
     Raises:
         CodecError: a label is not among the training's, or texts are pairs and the training's are not, or the reverse.
     """
-    examples = list(read_examples(source))
+    examples = list(read_examples(source, are_scores=not labels))
     for example in examples:
-        if example.label not in labels:
+        if example.label is None or (labels and example.label not in labels):
             raise CodecError(
-                f"{example.place(source)} has a label that the training file lacks", "use the same label names"
+                f"{example.place(source)} has {'a label that the training file lacks' if labels else 'no score'}",
+                "use the same label names" if labels else "give each row one",
             )
     if any((example.pair is not None) != has_pairs for example in examples):
         raise CodecError(
@@ -230,16 +240,19 @@ def read_labelled_texts(source: Source, labels: dict[str, int], has_pairs: bool)
 
 
 def _labelled_texts(examples: Sequence[Example], labels: dict[str, int], has_pairs: bool) -> LabelledTexts:
-    """Returns the examples' texts with the numbers of their labels."""
-    numbers = [labels[str(example.label)] for example in examples]
+    """Returns the examples' texts with the numbers of their labels, or with their scores if `labels` is empty."""
+    numbers: list[int] | list[float] = (
+        [labels[str(example.label)] for example in examples] if labels else [float(str(one.label)) for one in examples]
+    )
     second_texts = [example.pair or "" for example in examples] if has_pairs else None
     return LabelledTexts([example.text for example in examples], numbers, second_texts)
 
 
 def evaluate(half: SplitClassifier, server_half: ServerHalf, data: LabelledTexts, progress: Progress) -> Evaluation:
-    """Measures the accuracy of two halves on texts. Those that are too long to be sent are left out.
+    """Measures two halves on texts, by accuracy or the correlation of scores.
 
-    Raises CodecError if all are too long. `progress` receives the number of texts of each frame.
+    Texts that are too long to be sent are left out. Raises CodecError if all are. `progress` receives the number of
+    texts of each frame.
     """
     is_short = are_short_enough(half.client.reader, data.texts, data.pairs)
     short_indices = np.flatnonzero(is_short).tolist()
@@ -247,6 +260,10 @@ def evaluate(half: SplitClassifier, server_half: ServerHalf, data: LabelledTexts
         raise CodecError(f"all {len(is_short)} texts are too long to be sent", "give --max-length more")
     texts = [data.texts[index] for index in short_indices]
     pairs = None if data.pairs is None else [data.pairs[index] for index in short_indices]
-    predicted = half.classify(texts, pairs, server_half.info, server_half.answer, progress).argmax(1)
-    accuracy = float((predicted == np.array(data.labels)[short_indices]).mean())
-    return Evaluation(accuracy, len(short_indices), len(is_short) - len(short_indices))
+    answers = half.answers(texts, pairs, server_half.info, server_half.answer, progress)
+    truth = np.array(data.labels)[short_indices]
+    if half.description.is_regression:
+        quality = pearson(answers[:, 0], truth, np.random.default_rng(0)).value
+    else:
+        quality = float((answers.argmax(1) == truth).mean())
+    return Evaluation(quality, len(short_indices), len(is_short) - len(short_indices))
