@@ -32,13 +32,12 @@ from typing import Any
 
 from milkglass import files
 from milkglass.compare import kept_model
-from milkglass.compare.cost import ComparisonCost, Stopwatch
 from milkglass.errors import MilkglassError
 from milkglass.experiments.record import ResultRecord
 from milkglass.experiments.runs import code_version
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import read_examples
-from milkglass.system import exit_on_sigterm
+from milkglass.system import Stopwatch, WorkCost, exit_on_sigterm
 
 OUT = Path(__file__).parents[1] / "recipes" / "results" / "comparison_checks.json"
 WAYS = "commonest,linear,encoder,masked,obfuslm,coarse-16,plain"
@@ -53,7 +52,7 @@ MAX_APART = 1e-5  # the most by which the probabilities of two programs may diff
 
 def compare(
     rows: Path, out: Path, model: str, ways: str, kill_after: float | None = None, options: Sequence[str] = ()
-) -> tuple[ComparisonCost, bool]:
+) -> tuple[WorkCost, bool]:
     """Runs `milkglass compare --quick` into the folder `out`, with its output in a file beside it.
 
     Args:
@@ -163,7 +162,7 @@ class Checks:
             self.faults.append(fault)
             print(f"FAULT: {fault}", flush=True)
 
-    def add_cost(self, variant: str, cost: ComparisonCost) -> None:
+    def add_cost(self, variant: str, cost: WorkCost) -> None:
         """Adds what a run took."""
         self.add(variant, "seconds by the clock", cost.clock)
         self.add(variant, "seconds of the processor", cost.processor)
@@ -205,7 +204,7 @@ def main(words: Sequence[str]) -> int:
         with busy_loops(2):
             checks.add_cost("busy", compare(given.rows, busy, given.model, given.ways)[0])
         checks.add_differences("busy", result, read(busy))
-        cost, kill_count = ComparisonCost(), 0
+        cost, kill_count = WorkCost(), 0
         for seconds in [float(number) for number in given.kills.split(",")]:
             part, was_killed = compare(given.rows, killed, given.model, given.ways, seconds)
             cost, kill_count = cost + part, kill_count + was_killed

@@ -10,10 +10,12 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -89,6 +91,47 @@ def peak_memory_bytes() -> int:
     """Returns the most memory that this process held so far, or one that it started and waited for."""
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return max(peaks) * (1 if sys.platform == "darwin" else 1024)
+
+
+@dataclass(frozen=True)
+class WorkCost:
+    """Holds what some work cost: of this process, and of those that it started and waited for.
+
+    Attributes:
+        clock: seconds by the clock.
+        processor: seconds of the processor, of all cores together.
+        peak_bytes: the most memory that one process held between its own start and the end of the work.
+    """
+
+    clock: float = 0.0
+    processor: float = 0.0
+    peak_bytes: int = 0
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> WorkCost:
+        """Returns the cost of which `dataclasses.asdict` made `stored`."""
+        return cls(float(stored["clock"]), float(stored["processor"]), int(stored["peak_bytes"]))
+
+    def __add__(self, other: WorkCost) -> WorkCost:
+        peak_bytes = max(self.peak_bytes, other.peak_bytes)
+        return WorkCost(self.clock + other.clock, self.processor + other.processor, peak_bytes)
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Counts what is spent from the moment at which it is made.
+
+    Attributes:
+        clock: the reading of `time.monotonic` then.
+        processor: the CPU seconds that were spent then.
+    """
+
+    clock: float = field(default_factory=time.monotonic)
+    processor: float = field(default_factory=processor_seconds)
+
+    def cost(self) -> WorkCost:
+        """Returns what was spent since then."""
+        return WorkCost(time.monotonic() - self.clock, processor_seconds() - self.processor, peak_memory_bytes())
 
 
 def is_loopback(host: str) -> bool:

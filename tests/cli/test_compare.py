@@ -34,7 +34,6 @@ from milkglass.client.key.scheme import scheme_for
 from milkglass.compare import kept_model, readings
 from milkglass.compare import run as run_module
 from milkglass.compare import ways as ways_module
-from milkglass.compare.cost import ComparisonCost, Stopwatch
 from milkglass.compare.prepare import halves_options
 from milkglass.compare.quality import quality_of
 from milkglass.compare.report import page, picture, words
@@ -74,6 +73,7 @@ from milkglass.rows.data_file import DataFile
 from milkglass.server.jobs.needs import size_text
 from milkglass.server.settings import bytes_on_disk
 from milkglass.server.spec import Event, Hyperparameters
+from milkglass.system import Stopwatch, WorkCost
 from milkglass.threat.budget import Budget
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.guess import NO_BELIEF
@@ -269,7 +269,7 @@ HOME = way("home", "nothing is sent", 0.72)
 
 def compared(*ways: WayResult) -> ComparisonResult:
     result = ComparisonResult(
-        "a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), cost=ComparisonCost(9.0, 12.0, 10**9)
+        "a model", "classification", "accuracy", 1600, 400, 800, 3, (HOME, *ways), cost=WorkCost(9.0, 12.0, 10**9)
     )
     return replace(result, verdict=verdict(result))
 

@@ -15,7 +15,6 @@ import pytest
 from milkglass.compare import answers, chat_rows, kept_model
 from milkglass.compare.answers import ChatPreparer
 from milkglass.compare.chat_rows import QUICK, ChatRows, ComparisonSize, unsanitized_share, user_text
-from milkglass.compare.cost import ComparisonCost
 from milkglass.compare.quality import difference_of
 from milkglass.compare.report import page, picture, words
 from milkglass.compare.result import ComparisonResult, Reading, WayGroup, WayResult
@@ -32,6 +31,7 @@ from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import Example, examples_of, summarise
+from milkglass.system import WorkCost
 from tests import tiny
 from tests.cli.kit import call, document, refused
 from tests.cli.test_compare_quality import asked, difference
@@ -203,7 +203,7 @@ def compared(*ways: WayResult) -> ComparisonResult:
         200,
         0,
         (HOME, *ways),
-        cost=ComparisonCost(9.0, 12.0, 10**9),
+        cost=WorkCost(9.0, 12.0, 10**9),
         notes=notes,
     )
     return replace(found, verdict=verdict(found))

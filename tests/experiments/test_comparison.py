@@ -28,7 +28,6 @@ from milkglass.experiments.kinds import comparison
 from milkglass.experiments.kinds.comparison import ComparisonRecipe, with_training
 from milkglass.experiments.procedures.cells import (
     CellData,
-    CpuTimer,
     _write_rows,
     cell_folder,
     count_cpu_seconds,
@@ -51,6 +50,7 @@ from milkglass.metrics.interval import Interval
 from milkglass.models.checkpoint import Checkpoint
 from milkglass.server.jobs.data import TrainingDataset
 from milkglass.server.spec import Hyperparameters
+from milkglass.system import Stopwatch
 from milkglass.threat.defence import LabelledTexts
 from milkglass.threat.observations import Tokens
 from tests import tiny
@@ -431,8 +431,8 @@ def test_a_run_that_waits_for_another_runs_cell_says_so(tmp_path: Path) -> None:
 def test_seconds_of_the_processor_add_up_over_interrupted_runs(tmp_path: Path) -> None:
     def work(fails: bool) -> None:
         with count_cpu_seconds(tmp_path, "training_seconds"):
-            watch = CpuTimer()
-            while watch.seconds() < 0.05:
+            watch = Stopwatch()
+            while watch.cost().processor < 0.05:
                 sum(range(1000))
             if fails:
                 raise KeyboardInterrupt

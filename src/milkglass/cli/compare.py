@@ -11,11 +11,10 @@ import typer
 from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table_text
-from milkglass.compare.cost import Stopwatch
 from milkglass.errors import UsageError
 from milkglass.files import require_writable
 from milkglass.progress import duration_text
-from milkglass.system import exit_on_sigterm
+from milkglass.system import Stopwatch, exit_on_sigterm
 
 # The work of the attacks on one way, as seconds of one core: a busy machine finds the same
 ATTACK_SECONDS, QUICK_ATTACK_SECONDS = 180.0, 60.0

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from milkglass.audit.outcome import nan_as_none
 from milkglass.audit.report.result import ReadExample
-from milkglass.compare.cost import ComparisonCost
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import MIN_SHARE_WRITTEN_AS_100
+from milkglass.system import WorkCost
 
 VERSION = 2
 WayGroup = Literal[
@@ -216,7 +216,7 @@ class ComparisonResult:
     verdict: tuple[str, ...] = ()
     over_commonest: Difference | None = None
     smaller_ways: tuple[str, ...] = ()
-    cost: ComparisonCost = ComparisonCost()
+    cost: WorkCost = WorkCost()
     kept: str = ""
     kept_way: str = ""
     kept_folders: Mapping[str, str] = field(default_factory=dict)

@@ -28,7 +28,6 @@ from milkglass.catalogue import signature
 from milkglass.client.data.texts import NAME_RULE
 from milkglass.compare import keep
 from milkglass.compare.chat_rows import CHAT_TASK, ChatRows
-from milkglass.compare.cost import ComparisonCost, Stopwatch
 from milkglass.compare.kept_model import MARK
 from milkglass.compare.quality import difference_of, quality_of
 from milkglass.compare.readings import attack_halves, code_digest, reading_of_plain_text
@@ -50,7 +49,7 @@ from milkglass.experiments.runs import claim_run_folder, code_version, pack_answ
 from milkglass.extras import missing_extra_error
 from milkglass.metrics.interval import Interval
 from milkglass.progress import Log, duration_text, no_log
-from milkglass.system import memory_bytes, release_memory
+from milkglass.system import Stopwatch, WorkCost, memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
@@ -327,7 +326,7 @@ class _Run:
         self.settings, self._deadline = settings, self.stopwatch.clock + limits.seconds
         self.out, self.limits, self.public, self.log, self.on_begin = out, limits, public, log, on_begin
         self.models: dict[str, WayAnswers] = {}
-        self.earlier_cost = ComparisonCost()
+        self.earlier_cost = WorkCost()
         self.taken_over: dict[str, str] = {}
         # By the clock, for a unit of `Way.relative_training_cost`; one entry for each training
         self._training_seconds = list[float]()
@@ -549,7 +548,7 @@ class _Run:
     def _path(self, way: Way) -> Path:
         return self.out / "ways" / f"{way.name}.json"
 
-    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], cost: ComparisonCost, seconds: float) -> None:
+    def _store(self, way: Way, result: WayResult, answers: NDArray[Any], cost: WorkCost, seconds: float) -> None:
         files.make_private_dir(self.out / "ways")
         limits = {"attacks": self.limits.attack_work, "attack_clock": seconds if math.isfinite(seconds) else None}
         origin = {"made by": _methods_digest(way), "command": self.settings.commands.get("run", "")}
@@ -576,7 +575,7 @@ class _Run:
 
     def _note_taken_over(self, way: Way, about: Mapping[str, Any]) -> None:
         """Remembers what is told `about` a way that an earlier call finished."""
-        self.earlier_cost += ComparisonCost.from_json(about["cost"])
+        self.earlier_cost += WorkCost.from_json(about["cost"])
         self.taken_over[way.name] = about["command"]
 
     def _stored_document(self, way: Way) -> Any:
@@ -585,16 +584,16 @@ class _Run:
         document = read_stored_json(path, dict) if path.is_file() else None
         return document if document is not None and document["about"]["made by"] == _methods_digest(way) else None
 
-    def _earlier_cost(self, way: Way) -> ComparisonCost:
+    def _earlier_cost(self, way: Way) -> WorkCost:
         """Returns what earlier calls spent on a way, also if it is finished and its attacks are run again."""
         document = self._stored_document(way)
-        finished_cost = ComparisonCost() if document is None else ComparisonCost.from_json(document["about"]["cost"])
+        finished_cost = WorkCost() if document is None else WorkCost.from_json(document["about"]["cost"])
         return finished_cost + self._unfinished_cost(way)
 
-    def _unfinished_cost(self, way: Way) -> ComparisonCost:
+    def _unfinished_cost(self, way: Way) -> WorkCost:
         """Returns what earlier calls spent on a way without finishing it."""
         path = self.out / "unfinished" / f"{way.name}.json"
-        return ComparisonCost.from_json(read_stored_json(path, dict)) if path.is_file() else ComparisonCost()
+        return WorkCost.from_json(read_stored_json(path, dict)) if path.is_file() else WorkCost()
 
     @contextmanager
     def _counting_cost(self, way: Way) -> Iterator[None]:

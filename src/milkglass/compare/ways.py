@@ -31,7 +31,7 @@ from milkglass.defences.sanitized_text import ReplacedTextClient, SanitizedToken
 from milkglass.defences.token_halves import TokenClient
 from milkglass.errors import UsageError, did_you_mean
 from milkglass.experiments.kinds.comparison import with_defence_dtype, with_training
-from milkglass.experiments.procedures.cells import CellData, CpuTimer, TrainedCell, train_cell
+from milkglass.experiments.procedures.cells import CellData, TrainedCell, train_cell
 from milkglass.experiments.runs import unpack_answers
 from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint
@@ -41,6 +41,7 @@ from milkglass.progress import Log
 from milkglass.sanitizers.masking import LanguageTally
 from milkglass.sequences import Sequences
 from milkglass.server.spec import Hyperparameters
+from milkglass.system import Stopwatch
 from milkglass.threat.defence import Client, Defence
 from milkglass.threat.observations import Observation, Tokens
 
@@ -252,14 +253,14 @@ class LinearWay(Way):
     """Fits the linear model of client/alone.py to the user's own words."""
 
     def measure_answers(self, settings: ComparisonSettings) -> WayAnswers:
-        train, held_out, watch = settings.rows.train, settings.rows.held_out, CpuTimer()
+        train, held_out, watch = settings.rows.train, settings.rows.held_out, Stopwatch()
         is_regression = settings.rows.task == "regression"
         model = LinearModel.fit(
             train.texts, train.labels, train.pairs, is_regression, settings.seed, lambda step: require_time()
         )
-        setup, watch = watch.seconds(), CpuTimer()
+        setup, watch = watch.cost().processor, Stopwatch()
         predictions = model.predict(held_out.texts, held_out.pairs)
-        return WayAnswers(predictions, setup, 1000 * watch.seconds() / len(held_out.texts), model=model)
+        return WayAnswers(predictions, setup, 1000 * watch.cost().processor / len(held_out.texts), model=model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,9 +368,9 @@ class OwnModelWay(Way):
 def local_answers(settings: ComparisonSettings, base: Checkpoint) -> WayAnswers:
     """Trains a model with a head for labels on this machine, and measures its answers."""
     cell = trained_cell_of(settings, Plain(), None if base is settings.base else base)
-    watch, (texts, pairs) = CpuTimer(), timed_texts(settings)
+    watch, (texts, pairs) = Stopwatch(), timed_texts(settings)
     cell.client.receive(cell.tuned.answer(cell.client.send(texts, pairs)))
-    seconds = 1000 * watch.seconds() / len(texts)
+    seconds = 1000 * watch.cost().processor / len(texts)
     setup = cell.client_seconds + cell.training_seconds
     return WayAnswers(answers_of(settings, cell), setup, seconds, cell=cell, folder=base.folder)
 
@@ -427,9 +428,9 @@ class DefenceWay(Way):
         client, train = without_memory(cell.client), settings.rows.train
         # What a client does once, with its first text, is no part of the time
         client.send(train.texts[:1], None if train.pairs is None else train.pairs[:1])
-        watch = CpuTimer()
+        watch = Stopwatch()
         sent = client.send(texts, pairs)
-        seconds = 1000 * watch.seconds() / len(texts)
+        seconds = 1000 * watch.cost().processor / len(texts)
         size = wire_bytes(sent, len(texts))
         if isinstance(client, TokenClient) and self._sends_text(client):
             size = text_bytes([*client.prepare(texts), *client.prepare(pairs or [])]) / len(texts)
@@ -449,9 +450,9 @@ class DefenceWay(Way):
         cell, preparer = decoder_cell_of(settings, self.defence(settings))
         examples, preparer = rows.asked[:TIMED_TEXTS], replace(preparer, client=without_memory(preparer.client))
         preparer.prompt(rows.chats[0])
-        watch = CpuTimer()
+        watch = Stopwatch()
         prompts = [preparer.prompt(example) for example in examples]
-        seconds = 1000 * watch.seconds() / len(examples)
+        seconds = 1000 * watch.cost().processor / len(examples)
         size = wire_bytes([Tokens(Sequences.of(prompts))], len(examples))
         if self._sends_text(preparer.client):
             size = sum(text_bytes(preparer.texts(example)) for example in examples) / len(examples)

@@ -46,7 +46,7 @@ from milkglass.models.checkpoint import Checkpoint
 from milkglass.progress import Log, no_log
 from milkglass.rows.labels import Scale
 from milkglass.server.spec import Hyperparameters
-from milkglass.system import processor_seconds, release_memory
+from milkglass.system import Stopwatch, release_memory
 from milkglass.threat.defence import Client, Defence, LabelledTexts, Server
 from milkglass.threat.observations import Tokens
 
@@ -128,26 +128,15 @@ class TrainedCell(GradedCell):
     training_seconds: float = math.nan
 
 
-class CpuTimer:
-    """Counts CPU seconds of this process and of trainings that it waited for."""
-
-    def __init__(self) -> None:
-        self._started = processor_seconds()
-
-    def seconds(self) -> float:
-        """Returns the CPU seconds since the timer was made."""
-        return processor_seconds() - self._started
-
-
 @contextmanager
 def count_cpu_seconds(folder: Path, name: Literal["client_seconds", "training_seconds"]) -> Iterator[None]:
     """Adds the CPU seconds that a block takes to those of a cell, also if the block fails or is interrupted."""
-    watch = CpuTimer()
+    watch = Stopwatch()
     try:
         yield
     finally:
         costs = dict(zip(COST_NAMES, stored_seconds(folder), strict=True))
-        costs[name] = watch.seconds() + (0.0 if math.isnan(costs[name]) else costs[name])
+        costs[name] = watch.cost().processor + (0.0 if math.isnan(costs[name]) else costs[name])
         counted = {cost: seconds for cost, seconds in costs.items() if not math.isnan(seconds)}
         files.write(folder / COSTS_FILE, json.dumps(counted) + "\n")
 
