@@ -75,16 +75,18 @@ class DemoResult:
         return sum(text["answer"] == text["truth"] for text in self.generated)
 
     @property
-    def ways(self) -> list[tuple[str, float, str]]:
+    def ways(self) -> list[tuple[str, str, str]]:
         """Returns the title of each way that was compared, its share of right answers, and what is read of it."""
         finished_ways = [way for way in self.compared["ways"] if way["state"] == "done"]
-        return [(way["title"], way["quality"]["value"], _reading_text(way["reading"])) for way in finished_ways]
+        return [
+            (way["title"], percent(way["quality"]["value"]), _reading_text(way["reading"])) for way in finished_ways
+        ]
 
     def summary(self) -> str:
         """Returns the result for the terminal."""
         count = len(self.classified)
         lines = [
-            *(f"{title}: {percent(share, decimals=1)} right, {remark}" for title, share, remark in self.ways),
+            *(f"{title}: {share} right, {remark}" for title, share, remark in self.ways),
             *self.compared["verdict"],
             f"{self.correct_count} of {count} unseen messages sorted correctly by the model at the server",
             f"{self.right_answer_count} of {len(self.generated)} questions answered correctly in words",
@@ -107,7 +109,7 @@ def _reading_text(reading: Mapping[str, Any] | None) -> str:
         return "nothing is sent"
     if reading["content"] is None:
         return "not measured"
-    return f"{percent(reading['content']['value'], reading['cut'], 1)} of names and content words read"
+    return f"{percent(reading['content']['value'], reading['cut'])} of names and content words read"
 
 
 def size_text(byte_count: int) -> str:
