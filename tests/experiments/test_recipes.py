@@ -75,7 +75,7 @@ SHARED = {"gradients": GradientRecipe, "shared-training": SharedTrainingRecipe}
 OF_BENCHES = {  # what is measured of the product, not of a training
     **dict.fromkeys(("cmif_figure4", "cmif_figure4_7b", "cmif_figure4_8b"), "bench/split_decoder.py"),
     "alone": "bench/alone.py",
-    **dict.fromkeys(("captured", "captured_vectors"), "bench/captured.py"),
+    "captured": "bench/captured.py",
     "comparison_checks": "bench/comparison_checks.py",
     "comparisons": "bench/comparisons.py",
     "client_alone": "bench/client_alone.py",
