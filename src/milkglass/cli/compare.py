@@ -51,7 +51,7 @@ def compare(
         typer.Option(
             "--quick",
             help=f"Run the ways that decide, or those of --ways, with {QUICK_ROW_COUNT:,} rows of each file and "
-            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm 10 to 30 minutes on two cores. It leaves out an "
+            f"{QUICK_TEXT_TOKENS} tokens of a text: with demo:minilm 5 to 30 minutes on two cores. It leaves out an "
             "encoder of BERT-base's size, replaced words, 64 symbols and CAPE.",
         ),
     ] = False,
