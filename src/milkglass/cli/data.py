@@ -186,10 +186,9 @@ def _few_rows_warning(different_count: int) -> str:
     if smallest_difference < MAX_UNSAID_DIFFERENCE:
         return ""
     return (
-        f"warning: `milkglass compare` asks about {asked} of these rows, which tell differences of about "
-        f"{100 * smallest_difference:.0f} points or more from chance if two ways answer a quarter of them "
-        "otherwise (it counts them); with four times as many rows, half of that. With less than a thousand rows there "
-        "may be no verdict"
+        f"warning: `milkglass compare` asks about {asked} of these rows. If two ways answer a quarter of them "
+        f"differently, less than about {100 * smallest_difference:.0f} points between the ways cannot be told from "
+        "chance. Four times as many rows halve that; below a thousand rows there may be no verdict"
     )
 
 
