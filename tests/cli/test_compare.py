@@ -407,10 +407,12 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     assert "no way here is shown to beat naming the commonest class (the way home has 72 % right)" in first
     without_model = replace(unclear, ways=tuple(one for one in unclear.ways if one.name != "home"))
     assert "shown to beat naming the commonest class (64 % right)" in verdict(without_model)[0]
-    surest = "The surest difference from naming the commonest class is +8.0 (-1.0 to +17.0) points; "
+    surest = "The surest difference from naming the commonest class is +8.0 (-1.0 to +17.0) points. "
     assert others[0].startswith(surest)
     nearly = replace(unclear, over_commonest=replace(unclear.over_commonest, p_value=0.0502))
-    assert "is 0.051, and only 0.05 or less" in verdict(nearly)[1], "never rounded to what would show it"
+    assert "(p-value 0.051, corrected for the number of ways; 0.05 or less" in verdict(nearly)[1], (
+        "never rounded to what would show it"
+    )
     below = replace(unclear, over_commonest=difference(-0.08, -0.15, -0.01))
     assert verdict(below)[1] == "No way is better than naming the commonest class in these rows."
     assert "--quick" not in first and not any("Keep it here" in sentence for sentence in others)

@@ -337,4 +337,4 @@ def test_a_thousand_requests_to_an_engine_that_fails_in_every_way(model: Scrambl
         return found
 
     found = asyncio.run(run())
-    assert sum(found.values()) == 1000 and set(found) <= {200, 502} and min(found.values()) > 100
+    assert sum(found.values()) == 1000 and set(found) == {200, 502}

@@ -198,8 +198,9 @@ def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...
     unit = " points" if result.measure == "accuracy" else ""
     p_value = math.ceil(1000 * difference.p_value - 1e-9) / 1000
     return (
-        f"The surest difference from {useless} is {gap_text(difference, result.measure)}{unit}; its p-value, corrected "
-        f"for the number of ways, is {p_value:g}, and only {MAX_P_VALUE} or less would show something.",
+        f"The surest difference from {useless} is {gap_text(difference, result.measure)}{unit}. Among so many ways, "
+        f"chance alone gives one as sure in up to {math.ceil(100 * p_value)} of 100 comparisons (p-value {p_value:g}, "
+        f"corrected for the number of ways; {MAX_P_VALUE} or less would show something).",
     )
 
 
