@@ -140,7 +140,10 @@ class DataFile:
         if self.path.is_dir():
             raise UsageError(f"{self.path} is a folder, not a file", f"give {READ_KINDS_TEXT}")
         if not self.path.is_file():
-            raise UsageError(f"there is no file {self.path}", missing_file_hint(self.path, f"give {READ_KINDS_TEXT}"))
+            raise UsageError(
+                f"there is no file {self.path}",
+                missing_file_hint(self.path, f"give the path of a {READ_KINDS_TEXT} file"),
+            )
         if self.suffix == ".txt" and (self.named_columns or self.delimiter):
             raise UsageError(
                 f"{self.name} is read as a text a line, without columns",
