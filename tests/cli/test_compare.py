@@ -61,7 +61,7 @@ from milkglass.compare.ways import WAYS, ComparisonSettings, DefenceWay, Encoder
 from milkglass.defences.catalogue import defence_of
 from milkglass.defences.masked_text import MaskedText
 from milkglass.defences.obfuscated_tables import TableDefence, public_codec
-from milkglass.errors import JobFailed, ModelNotFound, UsageError
+from milkglass.errors import CorruptCheckpoint, JobFailed, ModelNotFound, UsageError
 from milkglass.experiments.kinds.comparison import halves_training
 from milkglass.experiments.procedures.cells import cell_folder
 from milkglass.experiments.record import numbers_by_name, read_records
@@ -1064,6 +1064,28 @@ def test_scores_are_compared_by_their_correlation(tmp_path: Path) -> None:
     assert "nan" not in found["verdict"][0] and found["kept_way"] == "linear"
 
 
+def test_a_kept_model_says_how_good_it_was(tmp_path: Path) -> None:
+    mark = {"task": "classification", "max_length": 64, "scale": None, "pairs": False}
+    quality = {"value": 0.6, "low": 0.44, "high": 0.74, "rows": 40, "same_answer": 0.45}
+    for held_out, note in (
+        (None, ""),
+        (
+            quality,
+            "this model had 60 % right (44 to 74) of 40 rows; naming the commonest class had 45 %: it is not shown",
+        ),
+        ({**quality, "low": 0.5}, "60 % right (50 to 74) of 40 rows; naming the commonest class had 45 %"),
+    ):
+        (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": held_out}), "utf-8")
+        written = kept_model.quality_note(tmp_path)
+        assert note in written and ("not shown" in written) == ("not shown" in note)
+    (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "task": "regression", "held_out": quality}), "utf-8")
+    assert "a correlation of 0.60 (0.44 to 0.74) of 40 rows" in kept_model.quality_note(tmp_path)
+    for wrong in ([], {"value": 1}, {**quality, "low": "0.4"}, {**quality, "more": 1}):
+        (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": wrong}), "utf-8")
+        with pytest.raises(CorruptCheckpoint, match="held_out"):
+            kept_model.quality_note(tmp_path)
+
+
 def test_a_kept_model_of_scores_gives_them_in_any_library_in_the_users_unit(tmp_path: Path) -> None:
     from transformers import pipeline
 
@@ -1074,6 +1096,8 @@ def test_a_kept_model_of_scores_gives_them_in_any_library_in_the_users_unit(tmp_
     assert found["kept_way"] == "encoder"
     texts = [one["text"] for one in scores[:5]]
     expected = [one.score for one in kept_model.answers(Path(found["kept"]), texts)]
+    quality = found["ways"][0]["quality"]["value"]
+    assert f"a correlation of {quality:.2f} (" in call("classify", "--local", found["kept"], *texts).stderr
     piped = pipeline("text-classification", found["kept"], function_to_apply="none")(texts, truncation=True)
     assert [one["score"] for one in piped] == pytest.approx(expected, abs=1e-3)
     assert all(101 < score < 109 for score in expected if score is not None)

@@ -146,12 +146,14 @@ def _require_kept_classifier(folder: Path) -> None:
 def _classify_locally(folder: Path, rows: Sequence[InputRow], pairs: Sequence[str] | None, as_json: bool) -> None:
     """Classifies texts with a model that `compare` kept in a folder, and prints the classes or scores."""
     from milkglass.client.results import Classified
-    from milkglass.compare.kept_model import answers
+    from milkglass.compare.kept_model import answers, quality_note
 
     def report_cut(indices: Sequence[int], limit: int) -> None:
         first = "" if pairs is None else ", the longer text of a pair first"
         note(f"cut to {limit} tokens{first}, as in training: {first_few([rows[index].name for index in indices])}")
 
+    if quality := quality_note(folder):
+        note(quality)
     predictions = answers(folder, [row.text for row in rows], pairs, report_cut)
     results = [Classified(prediction.label, prediction.probabilities, prediction.score) for prediction in predictions]
     print_classifications(results, as_json, [row.output_id for row in rows])

@@ -8,6 +8,7 @@ model that writes answers is an ordinary folder with its tokenizer and chat temp
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from milkglass import files
 from milkglass.client import alone
 from milkglass.compare.chat_rows import CHAT_TASK
 from milkglass.compare.kept_model import MARK
-from milkglass.compare.ways import ComparisonSettings, WayAnswers
+from milkglass.compare.quality import quality_of
+from milkglass.compare.ways import WAYS, ComparisonSettings, WayAnswers
 from milkglass.defences.token_halves import TokenServer
 from milkglass.errors import CorruptCheckpoint, UsageError
 from milkglass.models.checkpoint import read_json
@@ -120,9 +122,26 @@ def keep(settings: ComparisonSettings, measured: WayAnswers, folder: Path, origi
         mark = {
             "made by": "milkglass compare", "task": settings.rows.task, "max_length": settings.training.max_length,
             "scale": None if scale is None else scale.document(), "pairs": settings.rows.train.pairs is not None,
-            **origin,
+            "held_out": _held_out_quality(settings, measured), **origin,
         }  # fmt: skip
         (partial / MARK).write_text(json.dumps(mark) + "\n", "utf-8")
+
+
+def _held_out_quality(settings: ComparisonSettings, measured: WayAnswers) -> dict[str, float] | None:
+    """Returns the quality of a model's answers to the held-out rows, and that of the same answer to all of them.
+
+    None: the model writes answers, or its scores are all equal.
+    """
+    if settings.rows.task == CHAT_TASK:
+        return None
+    quality = quality_of(settings.rows, measured.answers)
+    constant = quality_of(settings.rows, WAYS["commonest"].measure_answers(settings).answers)
+    if math.isnan(quality.value):
+        return None
+    same_answer = 0.0 if math.isnan(constant.value) else constant.value  # equal scores have no correlation
+    low, high = (quality.value if math.isnan(end) else end for end in (quality.low, quality.high))
+    rows = len(settings.rows.held_out.texts)
+    return {"value": quality.value, "low": low, "high": high, "rows": rows, "same_answer": same_answer}
 
 
 def _fold_scale(folder: Path, scale: Scale) -> bool:

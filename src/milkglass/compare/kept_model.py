@@ -16,6 +16,7 @@ from scipy.special import softmax
 
 from milkglass.client import alone
 from milkglass.errors import CorruptCheckpoint, ModelNotFound, UnsupportedModel, UsageError
+from milkglass.metrics.percent import percent
 from milkglass.models.checkpoint import Checkpoint, read_json
 from milkglass.rows.labels import Scale
 
@@ -152,10 +153,37 @@ def require_classifier(folder: Path) -> dict[str, Any]:
         "max_length": type(length) is not int or length < 1,
         "scale": scale is not None and not is_scale,
         "pairs": mark.get("pairs") not in (True, False, None),
+        "held_out": mark.get("held_out") is not None and not _is_quality(mark["held_out"]),
     }
     if fault := next((name for name, is_wrong in faults.items() if is_wrong), None):
         raise _damaged_error(folder, f"{MARK} has a {fault} that `compare` does not write")
     return mark
+
+
+def quality_note(folder: Path) -> str:
+    """Returns a sentence on the quality of a kept model, by the rows that its comparison held out; "" if it is unknown.
+
+    Raises what `require_classifier` raises.
+    """
+    mark = require_classifier(folder)
+    quality = mark.get("held_out")
+    if quality is None:  # an earlier version kept the model
+        return ""
+    value, low, high, same_answer = (quality[name] for name in ("value", "low", "high", "same_answer"))
+    if mark["task"] == "regression":
+        found, useless = f"a correlation of {value:.2f} ({low:.2f} to {high:.2f})", ""
+    else:
+        found = f"{percent(value)} right ({100 * low:.0f} to {100 * high:.0f})"
+        useless = f"; naming the commonest class had {percent(same_answer)}"
+    doubt = "" if low > same_answer else ": it is not shown to have learnt anything"
+    return f"in the comparison this model had {found} of {quality['rows']} rows{useless}{doubt}"
+
+
+def _is_quality(quality: Any) -> bool:
+    """Returns whether an entry of the mark is a quality as `keep.py` writes it."""
+    names = ("value", "low", "high", "same_answer", "rows")
+    is_complete = isinstance(quality, dict) and {*quality} == {*names}
+    return is_complete and all(type(quality[name]) in (int, float) for name in names)
 
 
 def _require_pairs(folder: Path, was_trained_on_pairs: bool | None, has_pairs: bool) -> None:
