@@ -31,6 +31,7 @@ FILES = {
     "client/remote/connection.py": "how long to wait before a retry",
     "split/audit_scene.py": "which rows are held out; by the user's seed",
     "split/server.py": "a head is drawn, then overwritten",
+    "split/train.py": "resampling for the interval of a correlation, which is not shown",
     "hidden_states/defence.py": "first weights of halves, which the server has, and of an adversary, which is dropped",
     "hidden_states/halves.py": "dropout of the server's head, whose masks training draws from a stream",
     "hidden_states/textmixer.py": "first weights of the server's half",
