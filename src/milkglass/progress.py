@@ -89,9 +89,7 @@ class Heartbeat:
             if time.monotonic() - self._last_words_at >= self._silence:
                 self.note_words()
                 prefix = f"{self.activity}: " if self.activity else ""
-                self._log(
-                    f"{prefix}still at work, {duration_text(time.monotonic() - self._started_at)} after the start"
-                )
+                self._log(f"{prefix}still at work, {duration_text(time.monotonic() - self._started_at)} in all so far")
 
     def begin(self) -> None:
         """Starts the thread."""

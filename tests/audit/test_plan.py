@@ -82,7 +82,7 @@ def test_what_a_budget_leaves_no_time_for_is_said_before(setting: Setting, monke
     who = it.adversaries[-1]
     finished = [turn.file_name(who) for turn in turns_of(attacks)]
     assert estimate(it, attacks, 200, finished).late_titles == (), "it is not missed if an earlier run finished it"
-    line = plan_text(estimate(it, attacks, budget=200), "4m")
+    line = plan_text(estimate(it, attacks, budget=200), 200.0, "9m")
     assert f"{LanguageModel.title.lower()}, " in line and "--budget 9m" in line
 
 

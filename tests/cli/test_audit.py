@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milkglass.audit.audit import ATTACKING_SHARE
+from milkglass.audit.audit import ATTACKING_SHARE, time_to_attack
 from milkglass.audit.plan import TimeEstimate
 from milkglass.cli.audit import larger_budget
+from milkglass.threat.budget import Budget
 from tests.cli.kit import SECRET, Owner, call, document, refused
 
 WORDS = f"the wound on my left arm is open since Monday and {SECRET} said 3 stitches may not be enough".split()
@@ -28,10 +29,28 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("enough", "larger"), [(600.0 * ATTACKING_SHARE, "10m"), (601.0 * ATTACKING_SHARE, "11m"), (nan, "60m")]
-)
-def test_the_advised_budget_is_the_one_in_which_nothing_is_late(enough: float, larger: str) -> None:
-    assert larger_budget(TimeEstimate(60.0, 3, (), (), enough), "15m") == larger
+    ("enough", "preparation", "larger"),
+    [
+        (594.0 * ATTACKING_SHARE, 0.0, "10m"), (595.0 * ATTACKING_SHARE, 0.0, "11m"),
+        (594.0 * ATTACKING_SHARE, 60.0, "11m"), (60.0 * ATTACKING_SHARE, 1000.0, "2m"), (nan, 60.0, "60m"),
+    ],
+)  # fmt: skip
+def test_the_advised_budget_is_the_one_in_which_nothing_is_late(enough: float, preparation: float, larger: str) -> None:
+    """It has room for the preparation and the page. However long those take, attacks have half of a budget."""
+    assert larger_budget(TimeEstimate(60.0, 3, (), (), enough), 900.0, preparation) == larger
+
+
+def test_the_preparation_counts_as_a_part_of_the_budget() -> None:
+    now = 0.0
+    budget = Budget(60.0, clock=lambda: now)
+    now = 18.0
+    assert time_to_attack(budget).seconds == pytest.approx(60 - 18 - 6)
+    now = 50.0
+    assert time_to_attack(budget).seconds == pytest.approx(30), "half of it is for attacks"
+    now = 0.0
+    longer = Budget(3600.0, clock=lambda: now)
+    now = 20.0
+    assert time_to_attack(longer).left() == pytest.approx(3600 - 20 - 6)
 
 
 def test_an_audit_from_the_command_line(encoder: Owner, texts: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_silent_work_is_said_to_go_on() -> None:
     assert not lines
     time.sleep(0.7)
     beat.end()
-    assert 2 <= len(lines) <= 4 and all(line == "still at work, 1 s after the start" for line in lines[1:])
+    assert 2 <= len(lines) <= 4 and all(line == "still at work, 1 s in all so far" for line in lines[1:])
     count = len(lines)
     time.sleep(0.4)
     assert len(lines) == count
@@ -62,7 +62,7 @@ def test_a_command_that_is_at_work_says_what_it_does(
         advance(1)
         note("halfway")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "find shadows: still at work, 0 s after the start" and said[-1] == "halfway"
+    assert said[0] == "find shadows: still at work, 0 s in all so far" and said[-1] == "halfway"
     with report_activity(is_quiet=True), progress_bars(is_quiet=True) as stage:
         stage("find shadows", 10)
         time.sleep(0.5)

@@ -30,6 +30,8 @@ from milkglass.threat.budget import Budget
 
 MAX_EXAMPLES = 6
 ATTACKING_SHARE = 0.75  # the attacks' share of the time; the rest is for measuring the key's budget
+PREPARATION_SHARE = 0.5  # of the budget, at most: a longer preparation, as of a slow machine, is not counted
+REPORT_SHARE, MAX_REPORT_SECONDS = 0.1, 6.0  # of the budget, kept for writing the page with its charts
 
 
 def audit(
@@ -94,6 +96,17 @@ def audit(
         id_information=id_information(scene),
         notice=words_of(scene).notice,
     )
+
+
+def time_to_attack(budget: Budget) -> Budget:
+    """Returns what the preparation left of an audit's budget, less the time for the page: half of it at least.
+
+    Args:
+        budget: counts from when the audit began to prepare the scene.
+    """
+    report_seconds = min(REPORT_SHARE * budget.seconds, MAX_REPORT_SECONDS)
+    seconds = max(budget.left() - report_seconds, (1 - PREPARATION_SHARE) * budget.seconds)
+    return Budget(seconds, clock=budget.clock)
 
 
 def floors_of(scene: Scene) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 
 from milkglass import files
 from milkglass.attacks.catalogue import ATTACKS, LATER_ATTACK_NAMES
-from milkglass.audit.audit import audit, write
+from milkglass.audit.audit import audit, time_to_attack, write
 from milkglass.audit.key_scene import AuditFiles, key_scene
 from milkglass.audit.outcome import AttackResult
 from milkglass.audit.plan import planned_count
@@ -68,8 +68,8 @@ def audit_key(
         public: text of another kind that an attacker may have.
         known: texts you send that an attacker has word for word.
         server_transcript: what a server recorded (`milkglass serve --record`).
-        budget: time for the attacks by the clock, such as "90s" or "15m". The result's `unfinished` names attacks
-            that it cut off; a call with a larger budget resumes them.
+        budget: time by the clock, such as "90s" or "15m", from when the key is open. The attacks have half of it at
+            least. The result's `unfinished` names attacks that it cut off; a call with a larger budget resumes them.
         max_rows: how many texts are read. None: all.
         seed: decides which half is private, and every random draw.
         model: the original model, if it moved since the key was made.
@@ -98,6 +98,7 @@ def audit_key(
     transcript = None if transcript_path is None else transcript_file.load(transcript_path)
     unlocked = UnlockedKey.open(Path(key), passphrase)
     unlocked.key.require_whole()
+    whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
     codec, base = codec_of(unlocked, model), resolve_model(model or unlocked.key.info.model)
     paths = {name: None if source is None else source.path for name, source in sources.items()}
     columns = [[file.text, file.label, file.pair, file.delimiter, file.skip_empty] for file in given_sources]
@@ -115,7 +116,7 @@ def audit_key(
             scene,
             resume_store,
             folder,
-            Budget.parse(budget, time.monotonic),
+            time_to_attack(whole_budget),
             seed,
             lambda cell: advance(1),
             chosen_attacks,

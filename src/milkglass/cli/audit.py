@@ -97,8 +97,8 @@ def audit(
     budget: Annotated[
         str,
         typer.Option(
-            help="How long attacks may take, by the clock: 90s, 2m, 1h; a bare number is seconds. Scrambling the model "
-            "before them is not counted, and they have 30 s in any case."
+            help="How long the audit may take, by the clock: 90s, 2m, 1h; a bare number is seconds. Attacks have "
+            "half of it at least, however long the preparation takes, and 30 s in any case."
         ),
     ] = DEFAULT_BUDGET,
     rows: Annotated[int | None, typer.Option(help="Read only this many texts.")] = None,
@@ -145,13 +145,16 @@ def audit(
         raise UsageError(f"--rows {rows} leaves too few texts to say anything", "give 20 or more")
     unlocked = options.open()
     unlocked.key.require_whole()
+    whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
     with report_activity(as_json):
-        _audit_key(context, unlocked, model, text_files, server_transcript, out, budget, rows, seed, columns, as_json)
+        _audit_key(
+            context, unlocked, model, text_files, server_transcript, out, whole_budget, rows, seed, columns, as_json
+        )
 
 
 def _audit_key(
     context: typer.Context, unlocked: UnlockedKey, model: str | None, text_files: Mapping[str, Path | None],
-    server_transcript: Path | None, out: Path, budget: str, rows: int | None, seed: int, columns: ColumnOptions,
+    server_transcript: Path | None, out: Path, budget: Budget, rows: int | None, seed: int, columns: ColumnOptions,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Audits an opened key, and prints the report. The arguments are the options of `audit`.
@@ -200,6 +203,7 @@ def audit_captured(
     if model is None:
         raise UsageError("--captured needs --model", "name the public model whose tokenizer the client uses")
     require_audit(out, budget, path, public)
+    whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
     from milkglass.audit.captured import captured_scene, read_captured, rows_digest, rows_within_limit
     from milkglass.hidden_states.halves import layer_count
     from milkglass.rows.examples import read_texts
@@ -236,7 +240,7 @@ def audit_captured(
     def build_scene(stage: Stage) -> Scene:
         return captured_scene(base, rows, seed, layer, served_model, public_texts, stage)
 
-    finished_audit = run_audit(build_scene, full_identity, out, budget, seed, as_json)
+    finished_audit = run_audit(build_scene, full_identity, out, whole_budget, seed, as_json)
     print_audit(context, finished_audit, out, as_json)
 
 
@@ -254,36 +258,42 @@ def require_audit(out: Path, budget: str, *text_files: Path | None) -> None:
 
 
 def run_audit(
-    build_scene: Callable[[Stage], Scene], identity: Mapping[str, Any], out: Path, budget: str, seed: int, as_json: bool
+    build_scene: Callable[[Stage], Scene],
+    identity: Mapping[str, Any],
+    out: Path,
+    budget: Budget,
+    seed: int,
+    as_json: bool,
 ) -> tuple[Audit, Path, str]:
     """Runs an audit: builds the scene, runs the attacks on it, and writes the report.
 
     Args:
         identity: all that decides the result. A stopped audit is resumed only if this is the same.
-        budget: the time for the attacks, as --budget takes it.
+        budget: the audit's time by the clock. It counts already.
         as_json: whether no progress is printed.
 
     Returns:
         The audit, its page, and a budget for the attacks that did not end.
     """
     from milkglass.attacks.catalogue import ATTACKS
-    from milkglass.audit.audit import ATTACKING_SHARE
+    from milkglass.audit.audit import ATTACKING_SHARE, time_to_attack
     from milkglass.audit.key_audit import attack_and_report, cap_torch_threads, open_scene
     from milkglass.audit.plan import estimate, planned_count
 
     with progress_bars(as_json) as stage:
         scene, resume_store = open_scene(build_scene, identity, out, stage)
         finished_names = resume_store.finished_names()
-        time_estimate = estimate(scene, ATTACKS, ATTACKING_SHARE * Budget.parse(budget).seconds, finished_names)
+        attack_budget = time_to_attack(budget)
+        time_estimate = estimate(scene, ATTACKS, ATTACKING_SHARE * attack_budget.seconds, finished_names)
+        budget_for_all = larger_budget(time_estimate, budget.seconds, budget.seconds - budget.left())
         if not as_json:
             if finished_names:
                 note(
                     f"an audit that was stopped goes on: {len(finished_names)} of its attacks came to their end, and "
                     "are kept"
                 )
-            note(plan_text(time_estimate, budget))
-    whole_budget = Budget.parse(budget, time.monotonic)  # counts from here
-    with progress_bars(as_json, whole_budget.left) as stage:
+            note(plan_text(time_estimate, attack_budget.seconds, budget_for_all))
+    with progress_bars(as_json, attack_budget.left) as stage:
         advance = stage("attack", planned_count(scene, ATTACKS))
 
         def on_result(result: AttackResult) -> None:
@@ -293,40 +303,46 @@ def run_audit(
 
         with note_resumption(resume_store.folder), cap_torch_threads():
             audit_and_page = attack_and_report(
-                scene, resume_store, out, whole_budget, seed, on_result, on_begin=set_activity
+                scene, resume_store, out, attack_budget, seed, on_result, on_begin=set_activity
             )
-            return *audit_and_page, larger_budget(time_estimate, budget)
+            return *audit_and_page, budget_for_all
 
 
-def plan_text(time_estimate: TimeEstimate, budget: str) -> str:
-    """Returns words that say how long the attacks will take, and for which ones the budget leaves too little time."""
+def plan_text(time_estimate: TimeEstimate, seconds: float, budget_for_all: str) -> str:
+    """Returns words that say how long the attacks will take, and for which ones the budget leaves too little time.
+
+    Args:
+        seconds: what the attacks have, by the clock.
+        budget_for_all: what `larger_budget` returns.
+    """
     announcement = (
         f"attacks, those that usually read most first: about {duration_text(time_estimate.seconds)} of processor time "
         f"for {time_estimate.timed_attack_count} of them"
     )
     if time_estimate.open_ended_titles:
         announcement += f", and for {', '.join(time_estimate.open_ended_titles).lower()} up to half of what is left"
-    announcement += (
-        f"; at most {duration_text(Budget.parse(budget).seconds)} (--budget). A busy machine reads less in that time."
-    )
+    announcement += f"; at most {duration_text(seconds)} (--budget). A busy machine reads less in that time."
     if time_estimate.late_titles:
-        enough_text = (
-            ""
-            if math.isnan(time_estimate.enough_seconds)
-            else f"; --budget {larger_budget(time_estimate, budget)} would do"
-        )
+        enough_text = "" if math.isnan(time_estimate.enough_seconds) else f"; --budget {budget_for_all} would do"
         late_text = ", ".join(time_estimate.late_titles).lower()
         announcement += f"\ntoo little time is left for: {late_text}, which may read more{enough_text}"
     return announcement
 
 
-def larger_budget(time_estimate: TimeEstimate, budget: str) -> str:
-    """Returns a budget that should suffice for all attacks, or LARGER_BUDGET_FACTOR times this one if none is known."""
-    from milkglass.audit.audit import ATTACKING_SHARE
+def larger_budget(time_estimate: TimeEstimate, seconds: float, preparation_seconds: float) -> str:
+    """Returns a budget that should suffice for all attacks, or LARGER_BUDGET_FACTOR times this one if none is known.
 
-    seconds = time_estimate.enough_seconds / ATTACKING_SHARE
-    if math.isnan(seconds):
-        seconds = LARGER_BUDGET_FACTOR * Budget.parse(budget).seconds
+    Args:
+        seconds: this budget.
+        preparation_seconds: what passed of it before the attacks.
+    """
+    from milkglass.audit.audit import ATTACKING_SHARE, MAX_REPORT_SECONDS
+
+    enough_seconds = time_estimate.enough_seconds / ATTACKING_SHARE
+    if math.isnan(enough_seconds):
+        seconds = LARGER_BUDGET_FACTOR * seconds
+    else:  # the attacks have half of the budget at least
+        seconds = enough_seconds + min(enough_seconds, preparation_seconds + MAX_REPORT_SECONDS)
     return f"{max(1, math.ceil(seconds / 60))}m"  # --budget takes minutes; at least 1
 
 

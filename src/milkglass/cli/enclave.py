@@ -6,6 +6,7 @@ inference.py uses the functions at the end for `milkglass generate --split` and 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,6 +31,7 @@ from milkglass.cli.ui.options import (
 from milkglass.cli.ui.terminal import emit, json_text, note, print_answer, progress_bars, say
 from milkglass.errors import UsageError
 from milkglass.progress import duration_text
+from milkglass.threat.budget import Budget
 
 if TYPE_CHECKING:
     from milkglass.enclave.enclave import SanitizedPrompt
@@ -213,6 +215,7 @@ def audit(
     if no_sanitize:
         refuse_unused("with --no-sanitize", {"--epsilon": epsilon, "--p": p})
     require_audit(audit_options.out, audit_options.budget, audit_options.text, audit_options.public)
+    whole_budget = Budget.parse(audit_options.budget, time.monotonic)  # counts from here
     description, audit_files = enclave_folder.EnclaveDescription.read(folder), audit_options.read_files(columns)
     from milkglass.split.decoder import audit_scene
 
@@ -230,7 +233,7 @@ def audit(
         **columns.changed_fields(),
     }
     result = run_audit(
-        lambda stage: split_scene.scene, identity, audit_options.out, audit_options.budget, audit_options.seed, as_json
+        lambda stage: split_scene.scene, identity, audit_options.out, whole_budget, audit_options.seed, as_json
     )
     print_audit(context, result, audit_options.out, as_json)
 

@@ -33,6 +33,7 @@ from milkglass.cli.ui.text_input import texts_to_classify
 from milkglass.errors import UsageError
 from milkglass.progress import Stage, duration_text
 from milkglass.rows.lines import refusals_naming_rows, second_texts
+from milkglass.threat.budget import Budget
 
 if TYPE_CHECKING:
     from milkglass.enclave.budget import RowPolicy
@@ -157,6 +158,7 @@ def audit(
     require_audit(audit_options.out, audit_options.budget, audit_options.text, audit_options.public)
     for folder in (client, server):
         require_folder(folder, "give the two halves that `milkglass split train` wrote")
+    whole_budget = Budget.parse(audit_options.budget, time.monotonic)  # counts from here
     files = audit_options.read_files(columns)
     from milkglass.hidden_states.catalogue import restore_defence
     from milkglass.hidden_states.client import EncoderClient
@@ -181,7 +183,7 @@ def audit(
         **audit_options.identity(), **columns.changed_fields(),
     }  # fmt: skip
     result = run_audit(
-        lambda stage: split_scene.scene, identity, audit_options.out, audit_options.budget, audit_options.seed, as_json
+        lambda stage: split_scene.scene, identity, audit_options.out, whole_budget, audit_options.seed, as_json
     )
     print_audit(context, result, audit_options.out, as_json)
 

@@ -608,7 +608,8 @@ WAYS: Catalogue[Way] = Catalogue(
     _sanitized_way("rnm", 1, needs_all=True),
     DefenceWay(
         name="obfuslm", tasks=ALL_TASKS, title="vocabulary scrambled by ObfusLM", group="words are scrambled",
-        trust="that nobody with similar text attacks the ids", provider=NEEDS_TO_SERVE, entry={"scheme": "obfuslm"},
+        trust="the provider, not to attack the ids with similar text", provider=NEEDS_TO_SERVE,
+        entry={"scheme": "obfuslm"},
         command="milkglass obfuscate {model} scrambled --key my.mgkey",
     ),
     DefenceWay(
@@ -619,19 +620,19 @@ WAYS: Catalogue[Way] = Catalogue(
     ),
     DefenceWay(
         name="orthogonal", title="weights in secret orthogonal coordinates", group="words are scrambled",
-        tasks=(CHAT_TASK,), attack_work=75.0, trust="that nobody with similar text attacks the weights",
+        tasks=(CHAT_TASK,), attack_work=75.0, trust="the provider, not to attack the weights with similar text",
         provider=NEEDS_TO_SERVE, entry={"scheme": "orthogonal"},
         command="milkglass obfuscate {model} orthogonal --key orthogonal.mgkey --scheme orthogonal",
     ),
     DefenceWay(
         name="coarse-16", title="16 symbols in place of words", group="words are scrambled",
-        trust="that nobody with similar text attacks the symbols", provider=NEEDS_TO_SERVE,
+        trust="the provider, not to attack the symbols with similar text", provider=NEEDS_TO_SERVE,
         entry={"scheme": "coarse", "symbols": 16},
         command="milkglass obfuscate {model} coarse-16 --key coarse-16.mgkey --scheme coarse --data {rows}{task}",
     ),
     DefenceWay(
         name="coarse-64", title="64 symbols in place of words", group="words are scrambled", quick=False,
-        trust="that nobody with similar text attacks the symbols", provider=NEEDS_TO_SERVE,
+        trust="the provider, not to attack the symbols with similar text", provider=NEEDS_TO_SERVE,
         entry={"scheme": "coarse", "symbols": 64},
         command="milkglass obfuscate {model} coarse-64 --key coarse-64.mgkey --scheme coarse --set symbols=64 "
         "--data {rows}{task}",

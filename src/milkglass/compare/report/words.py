@@ -14,8 +14,8 @@ READ_MEANING = (
     "that any attack reads of them"
 )
 GUESSING_MEANING = (
-    "the share of names and other content words that are right if each is taken for the commonest one of the "
-    "attacker's own text (of all tokens, if the texts have no such words); of names and numbers, by the commonest one "
+    "what is right if nothing is read and each word is taken for the commonest one: for names and other content words "
+    "that of the attacker's own text (of all tokens, if the texts have no such words); for names and for numbers that "
     "of the attacked texts themselves, which no attacker knows"
 )
 NOTHING, NOTHING_MEANING = "-", "nothing is sent, nothing has to be guessed, or no attack names words one by one"
