@@ -175,6 +175,30 @@ def test_texts_with_html_escapes_are_pointed_out(mark: str, is_said: bool, tmp_p
     assert ("30 of 900 texts have characters that are escaped as in HTML" in said) == is_said
 
 
+def test_html_escapes_are_replaced_on_request(tmp_path: Path) -> None:
+    """The texts, the second texts and the messages; a label stays as it is."""
+    source = tmp_path / "mine.csv"
+    with source.open("w", newline="", encoding="utf-8") as file:
+        pairs = (
+            ("Israel #39;s R&amp;D &lt;b&gt;", "quot;so&quot; &amp;amp; 5&nbsp;km", "a&amp;b"),
+            ("salt & pepper #39 &unknown;", "plain", "c"),
+        )
+        csv.writer(file).writerows([("text", "text_pair", "label"), *pairs])
+    out = tmp_path / "rows.jsonl"
+    assert call("data", source, "--out", out, "--unescape").exit_code == 0
+    assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
+        {"text": "Israel 's R&D <b>", "text_pair": '"so" &amp; 5 km', "label": "a&amp;b"},
+        {"text": "salt & pepper #39 &unknown;", "text_pair": "plain", "label": "c"},
+    ]
+    chats = tmp_path / "chats.jsonl"
+    message = {"role": "user", "content": "R&amp;D?"}
+    chats.write_text(json.dumps({"messages": [message, {"role": "assistant", "content": "&quot;Yes&quot;"}]}) + "\n")
+    assert call("data", chats, "--out", tmp_path / "c.jsonl", "--unescape").exit_code == 0
+    row = json.loads((tmp_path / "c.jsonl").read_text("utf-8"))
+    assert [message["content"] for message in row["messages"]] == ["R&D?", '"Yes"']
+    refused(call("data", "mrpc", "--from", tmp_path, "--out", tmp_path / "m.jsonl", "--unescape"), 2, "--unescape")
+
+
 @pytest.mark.parametrize("form", ["lines", "list"])
 def test_half_a_character_is_named_with_its_line(form: str, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"

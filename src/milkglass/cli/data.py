@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 MAX_QUOTED_SHARE = 0.02  # of the texts of a TSV; if more stand in quotation marks, it is said
 MIN_NAMED_SHARE = 0.02  # of the texts; if fewer have a word that is taken for a name, it is said
 MAX_ESCAPED_SHARE = 0.02  # of the texts; if more have characters that are escaped as in HTML, it is said
-# Such as "&amp;" and "&#39;", or what is left where "&" was removed: "#39;", "quot;"
-HTML_ESCAPE_PATTERN = re.compile(r"&?#\d{2,5};|&?\b(?:amp|lt|gt|quot|apos|nbsp);")
 DIFFERING_SHARE, FIVE_WAYS_Z = 0.25, 2.6  # see `_few_rows_warning`
 MAX_UNSAID_DIFFERENCE = 0.1  # of right answers; rows that tell only larger differences are pointed out
 
@@ -41,6 +38,9 @@ def data(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The JSON Lines file to write.")] = None,
     rows: Annotated[int | None, typer.Option("--rows", min=1, help="Write only this many rows.")] = None,
+    unescape: Annotated[
+        bool, typer.Option("--unescape", help="Replace escapes of HTML, such as &amp;, by their characters.")
+    ] = False,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,
@@ -52,6 +52,7 @@ def data(
     """
     if name is None:
         options = {"--from": source, "--hub": hub, "--split": split, "--out": out, "--rows": rows}
+        options |= {"--unescape": unescape}
         refuse_unused("to list the data sets", {**options, **changed_options(columns)})
         _print_data_sets(as_json)
         return
@@ -69,7 +70,7 @@ def data(
         if source is not None or hub:
             raise UsageError(f"{name} is a file: --from and --hub are for data sets by name", "leave them out")
         refuse_unused("of a file of yours", {"--split": split})
-        _write_own_rows(columns.data_file(Path(name)), out, rows, as_json)
+        _write_own_rows(columns.data_file(Path(name)), out, rows, unescape, as_json)
         return
     from milkglass.rows.sets import catalogue as sets
     from milkglass.rows.write import write_examples
@@ -82,6 +83,7 @@ def data(
         )
     if columns.changed_fields():
         raise UsageError(f"{name} is a data set, whose columns are known", "leave out the options of columns")
+    refuse_unused("of a data set", {"--unescape": unescape})
     are_scores = sets.dataset_named(name).task == "regression"
     if (source is None) != hub:
         fault = "both --from and --hub were given" if hub else f"where is the data set {name}?"
@@ -90,8 +92,13 @@ def data(
     emit(as_json, {"out": str(out), "rows": count}, f"{count:,} rows in {out}")
 
 
-def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: bool) -> None:
-    """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes."""
+def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, unescapes: bool, as_json: bool) -> None:
+    """Writes the user's rows, or the first `max_rows`, as JSON Lines. Prints the columns that are read, and classes.
+
+    Args:
+        unescapes: whether escapes of HTML are replaced.
+    """
+    from milkglass.rows.escapes import unescape_example
     from milkglass.rows.examples import MIN_COMPARISON_ROWS, read_examples, read_texts, summarise
     from milkglass.rows.repeats import Repeats
     from milkglass.rows.write import write_examples
@@ -100,7 +107,9 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, as_json: 
     blank, empty, columns = list[int](), list[int](), source.columns_by_role()
     # Pairs without labels are no training data: they are texts to classify
     reader = read_texts if columns["label"] is None and columns["text_pair"] is not None else read_examples
-    count = write_examples(reader(source, on_blank=blank.append, on_empty=empty.append), out, max_count=max_rows)
+    examples = reader(source, on_blank=blank.append, on_empty=empty.append)
+    written_examples = map(unescape_example, examples) if unescapes else examples
+    count = write_examples(written_examples, out, max_count=max_rows)
     note_skipped(source.name, len(blank), len(empty))
     columns_text = f"; {source.columns_text()}" if source.suffix != ".txt" else ""
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_text}")
@@ -150,12 +159,14 @@ def _quotes_warning(source: DataFile, texts: Sequence[str]) -> str:
 
 def _escapes_warning(texts: Sequence[str]) -> str:
     """Returns a warning if many texts have characters that are escaped as in HTML, else ""."""
-    escapes = [match.group() for text in texts if (match := HTML_ESCAPE_PATTERN.search(text)) is not None]
+    from milkglass.rows.escapes import first_escape
+
+    escapes = [*filter(None, map(first_escape, texts))]
     if not escapes or len(escapes) < MAX_ESCAPED_SHARE * len(texts):
         return ""
     return (
         f"warning: {len(escapes):,} of {len(texts):,} texts have characters that are escaped as in HTML, such as "
-        f"{escapes[0]!r}; they count among the words and numbers that are read: replace them first"
+        f"{escapes[0]!r}; they count among the words and numbers that are read; --unescape replaces them"
     )
 
 
