@@ -29,6 +29,7 @@ NAME_OFFSETS = tuple((x, y) for y in (4, -14, 20, -30, 36, -46) for x in (9, -9)
 DISTANT_X, DISTANT_Y = (9, -9, 40, -40, 80, -80, 120, -120), range(-142, 149, 16)
 DISTANT_OFFSETS = tuple(sorted(((x, y) for y in DISTANT_Y for x in DISTANT_X), key=lambda offset: hypot(*offset)))
 MARKER_PIXELS = 4  # half the width of a point, which no name covers
+LINE_PIXELS = 14  # from one line of a name to the next
 FAR_PIXELS = 14  # a name that is further from its point in either direction is joined to it by a line
 Box = tuple[float, float, float, float]  # left, right, bottom and top, in pixels
 
@@ -59,7 +60,7 @@ def write_names(
     Args:
         axes: matplotlib's axes, whose limits no longer change.
         points: (x, y) in the axes' units.
-        names: a name for each point.
+        names: a name for each point. It may have several lines.
         colours: the colour of each name, which shows to which point it belongs. None: INK.
         bars: (low, high) of each point's error bar in the axes' units, which names keep off where they can.
     """
@@ -90,15 +91,20 @@ def write_names(
         is_far = max(abs(dx), abs(dy)) > FAR_PIXELS  # another point may be nearer: a thin line leads to the name's own
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4} if is_far else None
         axes.annotate(
-            name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12, arrowprops=line
-        )
+            name, point, (dx, dy), textcoords="offset points", ha=alignment, color=colour, fontsize=12, arrowprops=line,
+            linespacing=1.0,
+        )  # fmt: skip
 
 
 def _text_box(x: float, y: float, dx: float, dy: float, text: str) -> Box:
-    """Estimates the box of a text of 12 points, which begins (dx > 0) or ends (dx, dy) pixels from the point (x, y)."""
-    width = 7.2 * len(text)
+    """Estimates the box of a text of 12 points, which begins (dx > 0) or ends (dx, dy) pixels from the point (x, y).
+
+    The base of its last line is at y + dy.
+    """
+    lines = text.split("\n")
+    width = 7.2 * max(map(len, lines))
     left = x + dx if dx > 0 else x + dx - width
-    return left, left + width, y + dy - 3, y + dy + 11
+    return left, left + width, y + dy - 3, y + dy + 11 + LINE_PIXELS * (len(lines) - 1)
 
 
 def _box_contains(outer: Box, box: Box) -> bool:

@@ -644,6 +644,18 @@ def test_no_two_near_markers_have_one_ring() -> None:
     assert picture._rings([(0.0, 5.0), (1.9, 5.0), (2.1, 5.0), (50.0, 5.0), (0.0, 9.0)]) == [0, 1, 2, 0, 0]
 
 
+def test_ways_at_one_place_share_a_name() -> None:
+    """Ways that nothing is read of often have the same quality; a name each would fill the picture."""
+    assert picture._crowds([(0.0, 5.0), (1.9, 5.0), (2.1, 5.0), (50.0, 5.0), (0.0, 9.0)]) == [[0, 1, 2], [3], [4]]
+    svg = picture.picture_svg(
+        compared(*(way(name, "words are replaced", 0.7, -0.02, 0.1) for name in ("rnm", "coarse-16")))
+    )
+    assert ">rnm, coarse-16<" in svg and ">rnm<" not in svg
+    assert (
+        picture._joint_name(["encoder", "rnm", "coarse-64", "confidential"]) == "encoder, rnm, coarse-64,\nconfidential"
+    )
+
+
 def test_the_picture_draws_only_what_is_known() -> None:
     unread = replace(way("cape", "states are sent", 0.7, -0.02, 0.1), reading=None)
     svg = picture.picture_svg(compared(unread, way("ids", "words are scrambled", 0.6, -0.1, 0.3)))

@@ -27,7 +27,7 @@ def test_names_of_many_near_points_do_not_cover_each_other() -> None:
         figure, (axes,) = panels(1, 640, 400)
         axes.set(xlim=(0, 100), ylim=(0, 100))
         points = [(0.0 + number / 4, 50.0 - number / 3) for number in range(12)]
-        write_names(axes, points, [f"way-{number}" for number in range(12)])
+        write_names(axes, points, ["way-0,\nand another", *(f"way-{number}" for number in range(1, 12))])
         figure.draw_without_rendering()
         boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to the point
     outside = axes.get_window_extent()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 
 from milkglass.compare.result import ComparisonResult, WayGroup, WayResult
 from milkglass.plots import GREY, INK, panels, plot_style, svg, write_names
@@ -16,6 +17,7 @@ STYLES: dict[WayGroup, tuple[str, str]] = {  # marker and colour
     "words are scrambled": ("o", "#b4530a"), "states are sent": ("v", "#a01c44"),
     "confidential hardware": ("P", "#0b4f6c"), "sent as it is": ("X", INK),
 }  # fmt: skip
+NAME_LINE_CHARACTERS = 24  # of a name that several ways share
 AXIS = {"accuracy": "right answers, %", "pearson": "correlation with the true scores", "loss": "loss, nats a token"}
 
 
@@ -52,7 +54,13 @@ def picture_svg(result: ComparisonResult) -> str:
             axes.invert_yaxis()
         figure.legend(loc="outside lower left", ncols=3, fontsize=11)
         bars = [(scale * way.quality.low, scale * way.quality.high) for way in points if way.quality]
-        write_names(axes, places, [way.name for way in points], colours, bars)
+        crowds = _crowds(places)
+        write_names(
+            axes, [places[crowd[0]] for crowd in crowds],
+            [_joint_name(points[i].name for i in crowd) for crowd in crowds],
+            [colours[crowd[0]] if len({colours[i] for i in crowd}) == 1 else INK for crowd in crowds],
+            [bars[crowd[0]] for crowd in crowds],
+        )  # fmt: skip
         return svg(figure, "What each way is worth, against what is read of it")
 
 
@@ -61,13 +69,39 @@ def drawn_ways(result: ComparisonResult) -> list[WayResult]:
     return [way for way in result.finished_ways if not math.isnan(way.share_read)]
 
 
+def _near_points(points: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """Returns for each point (x, y) the indices of the earlier ones that its marker would hide."""
+    values = [y for _, y in points]
+    near_value = NEAR_VALUE * (max(values) - min(values))
+    return [
+        [
+            i
+            for i, (there, value) in enumerate(points[:end])
+            if abs(x - there) <= NEAR_READ and abs(y - value) <= near_value
+        ]
+        for end, (x, y) in enumerate(points)
+    ]
+
+
 def _rings(points: Sequence[tuple[float, float]]) -> list[int]:
     """Returns the ring of each point (x, y): 0, or one more than those of earlier points that it would hide."""
-    values = [y for _, y in points]
-    near_value, rings = NEAR_VALUE * (max(values) - min(values)), list[int]()
-    for x, y in points:
-        is_near = [
-            abs(x - there) <= NEAR_READ and abs(y - value) <= near_value for there, value in points[: len(rings)]
-        ]
-        rings.append(1 + max((ring for ring, near in zip(rings, is_near, strict=True) if near), default=-1))
+    rings = list[int]()
+    for near in _near_points(points):
+        rings.append(1 + max((rings[i] for i in near), default=-1))
     return rings
+
+
+def _crowds(points: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """Returns the indices of points (x, y) that share a name: a point, and those that are rings around it."""
+    crowds, crowd_of = list[list[int]](), list[int]()
+    for i, near in enumerate(_near_points(points)):
+        if not near:
+            crowds.append([])
+        crowd_of.append(crowd_of[near[0]] if near else len(crowds) - 1)
+        crowds[crowd_of[i]].append(i)
+    return crowds
+
+
+def _joint_name(names: Iterable[str]) -> str:
+    """Returns names in a row, in lines of NAME_LINE_CHARACTERS at most."""
+    return textwrap.fill(", ".join(names), NAME_LINE_CHARACTERS, break_long_words=False, break_on_hyphens=False)
