@@ -238,3 +238,8 @@ def test_a_rare_class_is_shown_among_many() -> None:
     found = Summary("labelled", 211, False, (*labels, "null"), label_counts=(*range(20, 40), 1))
     words = classes_text(found)
     assert words.startswith("21 classes: topic 19 39, ") and words.endswith("null 1") and "and 12 more" in words
+
+
+def test_a_label_of_several_lines_is_named_on_one() -> None:
+    summary = Summary("labelled", 3, False, ("late\nbill", "paid"), label_counts=(2, 1))
+    assert classes_text(summary) == "2 classes: late bill 2, paid 1"

@@ -153,7 +153,11 @@ def classes_text(summary: Summary) -> str:
     Of many classes only the commonest and the rarest are named.
     """
     commonest_first = sorted(zip(summary.labels, summary.label_counts, strict=True), key=lambda entry: -entry[1])
-    classes = [f"{clean_text(name)[:MAX_CLASS_CHARACTERS]} {count:,}" for name, count in commonest_first]
+    one_line_names = [" ".join(clean_text(name).split()) for name, _ in commonest_first]
+    classes = [
+        f"{name[:MAX_CLASS_CHARACTERS]} {count:,}"
+        for name, (_, count) in zip(one_line_names, commonest_first, strict=True)
+    ]
     shown_classes = classes
     if len(classes) > COMMONEST_COUNT + RAREST_COUNT:
         commonest, (first_rare, *other_rare) = classes[:COMMONEST_COUNT], classes[-RAREST_COUNT:]
