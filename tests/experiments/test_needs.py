@@ -72,6 +72,7 @@ def test_fewer_trainings_run_side_by_side_where_memory_is_short(monkeypatch: pyt
         machine(monkeypatch, memory)
         assert RecipeNeeds(memory=3).trainings_at_once(requested, said.append) == expected
     assert RecipeNeeds().trainings_at_once(4, said.append) == 4
+    assert RecipeNeeds(at_once=1).trainings_at_once(4, said.append) == 1
     assert said[0] == "trains 1 at a time in place of 2: each needs 3 GB of memory, 5.9 GB are free" and len(said) == 3
 
 

@@ -3,6 +3,7 @@
     [needs]
     memory = 3           GB of the machine's memory, at least, with one training at a time
     device = 8           GB of the GPU's memory, with two side by side, where it runs on one
+    at_once = 1          trainings side by side at most, where two would need much memory
     minutes = 40         on two cores
     device_minutes = 5   on an H100-class GPU
 
@@ -37,12 +38,14 @@ class RecipeNeeds:
     Attributes:
         memory: GB of the machine's memory.
         device: GB of the GPU's memory.
+        at_once: how many trainings run side by side at most.
         minutes: how long the run takes on two cores.
         device_minutes: how long the run takes on an H100-class GPU.
     """
 
     memory: float | None = limited_field(None, above=0)
     device: float | None = limited_field(None, above=0)
+    at_once: int | None = limited_field(None, least=1)
     minutes: float | None = limited_field(None, above=0)
     device_minutes: float | None = limited_field(None, above=0)
 
@@ -68,7 +71,8 @@ class RecipeNeeds:
             log(f"{name} takes {needs}")
 
     def trainings_at_once(self, requested: int, log: Log) -> int:
-        """Returns how many trainings the free memory holds side by side, at least 1 and at most as requested."""
+        """Returns how many trainings run side by side: as requested, or fewer for the recipe or the free memory."""
+        requested = min(requested, self.at_once or requested)
         free_memory = system.memory_bytes(only_available=True)
         if self.memory is None or free_memory is None:
             return requested
