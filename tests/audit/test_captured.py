@@ -378,7 +378,7 @@ def test_files_that_cannot_hold_captured_rows_and_too_few_rows_are_refused(base:
         read_captured(table)
     path = tmp_path / "rows.jsonl"
     path.write_text((json.dumps({"text": "we see", "sent": [1, 2, 3]}) + "\n") * 39, "utf-8")
-    with pytest.raises(UsageError, match="39 captured rows are too few") as error:
+    with pytest.raises(UsageError, match="too few captured rows, 39") as error:
         captured_scene(base, read_captured(path), 1)
     assert "40 or more" in str(error.value.hint)
 

@@ -233,7 +233,7 @@ def captured_scene(
     private, attacker_rows = ([rows[i] for i in part] for part in (order[:middle], order[middle:]))
     if len(private) < MIN_PRIVATE_TEXTS:
         raise UsageError(
-            f"{len(rows)} captured rows are too few: one half is attacked, and {MIN_PRIVATE_TEXTS} are needed in it",
+            f"too few captured rows, {len(rows)}: one half is attacked, and {MIN_PRIVATE_TEXTS} are needed in it",
             f"give {2 * MIN_PRIVATE_TEXTS} or more",
         )
     kept_indices = uncontaminated_indices([row.text for row in attacker_rows], [row.text for row in private])
