@@ -311,7 +311,7 @@ def test_what_was_not_learnt_is_not_recommended_where_nothing_was_sent() -> None
     assert first.startswith("This says nothing of what sending is worth") and "the way home has 72 % right" in first
     assert "No way that sends something was finished." in others
     command = "milkglass compare MODEL ROWS --quick --out out"
-    kept = replace(unclear, kept="kept", kept_way="home", origin={"command": command})
+    kept = replace(unclear, kept="kept", kept_way="home", origin={"command": command, "whole": command})
     assert words.next_line(kept).startswith("next: milkglass compare MODEL ROWS --out out ")
     assert words.next_line(replace(kept, origin={})) == ""
 
@@ -409,6 +409,8 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     assert "shown to beat naming the commonest class (64 % right)" in verdict(without_model)[0]
     surest = "The surest difference from naming the commonest class is +8.0 (-1.0 to +17.0) points. "
     assert others[0].startswith(surest)
+    certain = replace(unclear, over_commonest=replace(unclear.over_commonest, p_value=1.0))
+    assert "chance alone may give one as sure in every comparison (p-value 1," in verdict(certain)[1]
     nearly = replace(unclear, over_commonest=replace(unclear.over_commonest, p_value=0.0502))
     assert "(p-value 0.051, corrected for the number of ways; 0.05 or less" in verdict(nearly)[1], (
         "never rounded to what would show it"
@@ -427,7 +429,9 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
 
 def test_the_page_of_a_comparison_in_which_nothing_was_learnt_recommends_no_way() -> None:
     found = compared(way("commonest", "nothing is sent", 0.64), way("ids", "words are scrambled", 0.6, -0.12, 0.6))
-    origin = dict.fromkeys(("milkglass", "commit", "date", "run"), "x") | {"command": "milkglass compare m r --quick"}
+    origin = dict.fromkeys(("milkglass", "commit", "date", "run"), "x") | {
+        "command": "milkglass compare m r --quick --ways linear", "whole": "milkglass compare m r --quick"
+    }  # fmt: skip
     learnt = replace(found, origin=origin, kept_folders={"home": "kept"})
     unclear = replace(learnt, over_commonest=difference(0.08, -0.01, 0.17))
     recommended = '<tr class="home"><th scope="row">the way home<small>the best with nothing sent</small>'
@@ -1085,13 +1089,24 @@ def test_a_kept_model_says_how_good_it_was(tmp_path: Path) -> None:
             quality,
             "this model had 60 % right (44 to 74) of 40 rows; naming the commonest class had 45 %: it is not shown",
         ),
-        ({**quality, "low": 0.5}, "60 % right (50 to 74) of 40 rows; naming the commonest class had 45 %"),
+        ({**quality, "low": 0.5}, "60 % right (50 to 74) of 40 rows; naming the commonest class had 45 %; the number"),
+        ({**quality, "learnt": False, "low": 0.5}, "had 45 %: it is not shown to have learnt anything; the number"),
+        (
+            {**quality, "learnt": True},
+            "naming the commonest class had 45 %; the number beside an answer is the model's",
+        ),
     ):
-        (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": held_out}), "utf-8")
+        learnt = None if held_out is None else held_out.get("learnt")
+        shown = None if held_out is None else {name: held_out[name] for name in quality}
+        (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": shown, "learnt": learnt}), "utf-8")
         written = kept_model.quality_note(tmp_path)
         assert note in written and ("not shown" in written) == ("not shown" in note)
     (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "task": "regression", "held_out": quality}), "utf-8")
     assert "a correlation of 0.60 (0.44 to 0.74) of 40 rows" in kept_model.quality_note(tmp_path)
+    assert "confidence" not in kept_model.quality_note(tmp_path), "a score has none"
+    (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": quality, "learnt": "no"}), "utf-8")
+    with pytest.raises(CorruptCheckpoint, match="learnt"):
+        kept_model.quality_note(tmp_path)
     for wrong in ([], {"value": 1}, {**quality, "low": "0.4"}, {**quality, "more": 1}):
         (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": wrong}), "utf-8")
         with pytest.raises(CorruptCheckpoint, match="held_out"):

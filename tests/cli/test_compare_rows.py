@@ -1,4 +1,4 @@
-"""A row is trained with or asked about, not both, and equal rows count once."""
+"""A row is trained with or held out, not both, and equal rows count once."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_what_is_asked_about_is_not_trained_with(tmp_path: Path) -> None:
     overlapping = written(tmp_path / "asked.jsonl", labelled(60, start=170))
     found = read(data, overlapping)
     assert len(found.train.texts) == 170 and len(found.held_out.texts) == 60
-    assert found.repeat_notes == ("30 rows are not trained with, since the same is asked about",)
-    with pytest.raises(CodecError, match="has 0 rows to train with, and 200 that ask the same as a row that is asked"):
+    assert found.repeat_notes == ("30 rows are not trained with, since a held-out row asks the same",)
+    with pytest.raises(CodecError, match="has 0 rows to train with, and 200 that ask the same as a held-out row"):
         read(data, data)
 
 

@@ -414,3 +414,22 @@ def test_texts_whose_names_cannot_be_seen_are_pointed_out(is_lower: bool, tmp_pa
     result = call("data", source, "--out", tmp_path / "out.jsonl")
     assert ("warning: 0 of 40 texts have a word that is taken for a name" in result.stderr) == is_lower
     assert "warning: `milkglass compare` needs" in result.stderr
+
+
+def test_a_column_that_looks_like_a_second_text_is_pointed_out(tmp_path: Path) -> None:
+    """Who forgets the claim beside the evidence would compare models that cannot know the answer."""
+    source = tmp_path / "claims.csv"
+    with source.open("w", newline="", encoding="utf-8") as file:
+        texts = [
+            (f"the wall of number {n} fell", f"number {n} was never built", "open", n, "ab"[n % 2]) for n in range(90)
+        ]
+        csv.writer(file).writerows([("evidence", "the claim", "state of it", "id", "verdict"), *texts])
+    given = ("--text-column", "evidence", "--label-column", "verdict")
+    said = call("data", source, *given, "--out", tmp_path / "a.jsonl").stderr
+    assert "the column the claim is not read, and looks like a second text" in said, said
+    assert "give --pair-column 'the claim'" in said
+    assert DataFile(source, text="evidence", label="verdict", pair="the claim").likely_second_text() is None
+    with_pairs = call("data", source, *given, "--pair-column", "the claim", "--out", tmp_path / "b.jsonl").stderr
+    assert "second text" not in with_pairs
+    assert DataFile(source, text="evidence").likely_second_text() is None, "texts without labels"
+    assert DataFile(source, text="the claim", label="state of it").likely_second_text() == "evidence"

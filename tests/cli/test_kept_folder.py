@@ -19,7 +19,7 @@ from milkglass.errors import CorruptCheckpoint
 from milkglass.rows.data_file import DataFile
 from milkglass.rows.examples import summarise
 from tests import tiny
-from tests.cli.kit import call, refused
+from tests.cli.kit import call, document, refused
 from tests.cli.test_coarse import rows, written
 from tests.cli.test_compare import SMALL
 from tests.warm import warm_workers
@@ -144,6 +144,37 @@ def test_damaged_files_of_a_comparison_are_named(tmp_path: Path) -> None:
     result = call(*run)
     assert result.exit_code == 0 and "the page of the comparison that was in" in result.stderr
     assert json.loads((tmp_path / "out" / "compare.json").read_text())["ways"]
+
+
+def test_the_model_of_other_rows_is_set_aside(tmp_path: Path) -> None:
+    """Its page is moved to the folder of its run, and so is the model."""
+    model, out = tiny.save("bert", tmp_path / "model"), tmp_path / "out"
+    first, second = (written(tmp_path / f"{start}.jsonl", rows(start, 100)) for start in (0, 100))
+    options = ("--out", out, "--ways", "linear", *SMALL)
+    assert call("compare", model, first, *options).exit_code == 0
+    (first_run,) = (out / "runs").iterdir()
+    before = (out / "kept" / "linear.safetensors").read_bytes()
+    said = call("compare", model, second, *options).stderr
+    assert f"the model of other rows that was in {out / 'kept'} is now {first_run / 'kept'}" in said
+    assert (first_run / "kept" / "linear.safetensors").read_bytes() == before
+    assert json.loads((out / "kept" / "milkglass.json").read_text())["run"] != first_run.name
+    assert answers(first_run / "kept", ["a text"])[0].label
+    again = call("compare", model, first, *options)
+    assert again.exit_code == 0 and (out / "kept" / "linear.safetensors").read_bytes() == before
+    (out / "kept" / "milkglass.json").write_text(json.dumps({**MARK, "run": "../../elsewhere"}))
+    (tmp_path / "elsewhere").mkdir()
+    assert call("compare", model, second, *options).exit_code == 0
+    assert not [*(tmp_path / "elsewhere").iterdir()], "a name of a run that is no name of a folder is not followed"
+
+
+def test_the_command_in_full_runs_every_way_and_not_only_those_of_the_last_call(tmp_path: Path) -> None:
+    model, data = tiny.save("bert", tmp_path / "model"), written(tmp_path / "rows.jsonl", rows(0, 100))
+    run = ("compare", model, data, "--out", tmp_path / "out", "--quick", "--json", *SMALL)
+    origin = document(call(*run, "--ways", "commonest"))["origin"]
+    assert origin["whole"] == origin["command"] and "--ways commonest" in origin["whole"]
+    origin = document(call(*run, "--ways", "linear", "--keep", tmp_path / "linear"))["origin"]
+    assert "--ways linear" in origin["command"]
+    assert "--ways" not in origin["whole"] and "--keep" not in origin["whole"] and "--quick" in origin["whole"]
 
 
 @pytest.mark.parametrize("other", ["cafe\u0301", "caf\u00e9\u200b", "CAF\u00c9", "caf\u00e9\u00ad"])

@@ -276,7 +276,7 @@ def test_semicolons_and_a_json_list_are_read(tmp_path: Path) -> None:
         (("a.csv", "--out", "x.jsonl"), "there is no file a.csv"),
         (("cola", "--from", "none", "--out", "x.jsonl"), "there is no folder none"),
         (("a.csv", "--from", ".", "--text-column", "t", "--out", "x.jsonl"), "--from and --hub are for data sets"),
-        (("a.csv", "--text-column", "t", "--pair-column", "t", "--out", "x.jsonl"), "one and the same"),
+        (("a.csv", "--text-column", "t", "--pair-column", "t", "--out", "x.jsonl"), "the column t was given twice"),
         (("cola", "--from", ".", "--out", "x.csv"), "would be JSON Lines under another name"),
         (("cola", "--from", ".", "--out", "no/x.jsonl"), "there is no folder no"),
     ],

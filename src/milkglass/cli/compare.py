@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_skipped
+from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, note_columns, note_second_text, note_skipped
 from milkglass.cli.ui.options import AsJson, open_original, option_of, options_of, same_command, with_options
 from milkglass.cli.ui.terminal import emit, note, note_resumption, report_activity, set_activity, table_text
 from milkglass.errors import UsageError
@@ -36,7 +36,7 @@ def compare(
     validation: Annotated[
         Path | None,
         typer.Option(
-            help="Rows to ask about.  [default: a fifth of DATA with each class in its share, 40 rows at least; of "
+            help="Rows to hold out.  [default: a fifth of DATA with each class in its share, 40 rows at least; of "
             "rows with answers 200 at most]"
         ),
     ] = None,
@@ -97,9 +97,7 @@ def compare(
             "64; for rows with answers 512]"
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the rows that are asked about, of every training and every key.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the held-out rows, of every training and every key.")] = 0,
     *,
     columns: ColumnOptions,
     as_json: AsJson = False,
@@ -169,6 +167,7 @@ def compare(
     for file in (data_file, held_out):
         if file is not None:
             note_columns(file)
+    note_second_text(data_file)
     with report_activity(), exit_on_sigterm(), note_resumption(out):
         second_text = "" if rows.train.pairs is None else " --pair 'its second text'"
         is_clean = data.suffix.lower() == ".jsonl" and not columns.changed_fields()
@@ -190,7 +189,7 @@ def compare(
         )  # fmt: skip
         way_count_text = f"{len(selected_ways)} way{'' if len(selected_ways) == 1 else 's'}"
         train_count, held_out_count = len(rows.train.texts), len(rows.held_out.texts)
-        note(f"{way_count_text}, {train_count:,} rows to train with, {held_out_count:,} to ask about")
+        note(f"{way_count_text}, {train_count:,} rows to train with, {held_out_count:,} held out")
         for sentence in notes:
             note(sentence)
         finished_count = 0

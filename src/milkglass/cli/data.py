@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milkglass import files
-from milkglass.cli.ui.columns import ROW_FORMATS, ColumnOptions, classes_text, label_warning, note_skipped
+from milkglass.cli.ui.columns import (
+    ROW_FORMATS,
+    ColumnOptions,
+    classes_text,
+    label_warning,
+    note_second_text,
+    note_skipped,
+)
 from milkglass.cli.ui.options import AsJson, changed_options, refuse_unused, with_options
 from milkglass.cli.ui.terminal import emit, note, table_text
 from milkglass.errors import CodecError, UsageError, missing_file_hint
@@ -115,6 +122,7 @@ def _write_own_rows(source: DataFile, out: Path, max_rows: int | None, unescapes
     emit(as_json, {"out": str(out), "rows": count, "columns": columns}, f"{count:,} rows in {out}{columns_text}")
     if as_json or reader is not read_examples:
         return
+    note_second_text(source)
     summary = summarise(out)
     texts = [row.text for row in read_examples(out)]
     for warning in filter(None, (_quotes_warning(source, texts), _escapes_warning(texts))):

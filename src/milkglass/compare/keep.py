@@ -12,6 +12,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -33,7 +34,7 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 
 
-def is_kept(folder: Path, origin: Mapping[str, str]) -> bool:
+def is_kept(folder: Path, origin: Mapping[str, Any]) -> bool:
     """Returns whether a folder keeps the model of this origin (see `keep`)."""
     mark = folder / MARK
     return mark.is_file() and origin.items() <= read_json(mark).items()
@@ -46,6 +47,15 @@ def kept_way(folder: Path, run: str) -> str:
     except CorruptCheckpoint:  # no answer can be given with this folder, so that no command names it
         return ""
     return str(mark.get("way", "")) if mark.get("run") == run else ""
+
+
+def kept_run(folder: Path) -> str:
+    """Returns the name of the comparison that kept a model in a folder, as a name of a folder; "" if it is unknown."""
+    try:
+        run = read_json(folder / MARK).get("run") if (folder / MARK).is_file() else None
+    except CorruptCheckpoint:
+        return ""
+    return run if isinstance(run, str) and run.isalnum() else ""
 
 
 def require_free(folder: Path) -> None:
@@ -97,12 +107,13 @@ def require_apart(kept_folder: Path, out: Path, cells: Path) -> None:
             )
 
 
-def keep(settings: ComparisonSettings, measured: WayAnswers, folder: Path, origin: Mapping[str, str]) -> None:
+def keep(settings: ComparisonSettings, measured: WayAnswers, folder: Path, origin: Mapping[str, Any]) -> None:
     """Writes a way's model to a folder, in place of one that an earlier comparison kept there.
 
     Args:
         measured: the way's answers, with the model that gave them. A way without a model writes nothing.
-        origin: tells the model from those of other ways and comparisons.
+        origin: tells the model from those of other ways and comparisons: its "way", its "run", and whether the
+            comparison shows that anything was "learnt".
 
     Raises:
         UsageError: the folder holds something else, or the model has no folder of its own.

@@ -153,6 +153,7 @@ def require_classifier(folder: Path) -> dict[str, Any]:
         "max_length": type(length) is not int or length < 1,
         "scale": scale is not None and not is_scale,
         "pairs": mark.get("pairs") not in (True, False, None),
+        "learnt": mark.get("learnt") not in (True, False, None),
         "held_out": mark.get("held_out") is not None and not _is_quality(mark["held_out"]),
     }
     if fault := next((name for name, is_wrong in faults.items() if is_wrong), None):
@@ -175,8 +176,13 @@ def quality_note(folder: Path) -> str:
     else:
         found = f"{percent(value)} right ({100 * low:.0f} to {100 * high:.0f})"
         useless = f"; naming the commonest class had {percent(same_answer)}"
-    doubt = "" if low > same_answer else ": it is not shown to have learnt anything"
-    return f"in the comparison this model had {found} of {quality['rows']} rows{useless}{doubt}"
+    is_learnt = low > same_answer if mark.get("learnt") is None else mark["learnt"]
+    doubt = "" if is_learnt else ": it is not shown to have learnt anything"
+    confidence = "; the number beside an answer is the model's own confidence, often too high"
+    return (
+        f"in the comparison this model had {found} of {quality['rows']} rows{useless}{doubt}"
+        f"{'' if mark['task'] == 'regression' else confidence}"
+    )
 
 
 def _is_quality(quality: Any) -> bool:

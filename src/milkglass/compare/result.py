@@ -104,7 +104,8 @@ class WayResult:
         provider: what the provider needs.
         trust: whom the user trusts.
         command: the next command.
-        notes: what to know of this row, such as that its training was too short.
+        notes: what to know of this row.
+        loss_fall: the mean losses of the third and the last quarter of the training if the loss still fell, else empty.
         answers_digest: a digest of the answers: equal for ways with equal answers, such as one model in two places; ""
             if not known.
     """
@@ -125,6 +126,7 @@ class WayResult:
     trust: str = ""
     command: str = ""
     notes: tuple[str, ...] = ()
+    loss_fall: tuple[float, ...] = ()
     answers_digest: str = ""
 
     @property
@@ -200,9 +202,10 @@ class ComparisonResult:
             folder kept.
         taken_over: the ways that earlier calls finished, each with the command of its call; "" if it is not known.
         settings: the training's settings.
-        notes: how the rows were trained with and asked about.
+        notes: how the rows were trained with and held out.
         larger_command: the command that trains a larger model on this machine; "" if one was tried, or there is none.
-        origin: what the result comes from: version, commit, date, command, and "run", a digest of all that decides it.
+        origin: what the result comes from: version, commit, date, "command", "whole" (the command of all its ways), and
+            "run", a digest of all that decides it.
     """
 
     model: str

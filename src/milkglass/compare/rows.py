@@ -134,9 +134,9 @@ def require_trainable(name: str, count: int, excluded_count: int) -> None:
     """
     if count < MIN_COMPARISON_ROWS:
         raise CodecError(
-            f"{name} has {count} rows to train with, and {excluded_count:,} that ask the same as a row that is asked "
-            f"about; {MIN_COMPARISON_ROWS} are needed",
-            "a row is trained with or asked about, not both: give other rows in one of the files",
+            f"{name} has {count} rows to train with, and {excluded_count:,} that ask the same as a held-out "
+            f"row; {MIN_COMPARISON_ROWS} are needed",
+            "a row is trained with or held out, not both: give other rows in one of the files",
         )
 
 
@@ -150,7 +150,7 @@ def notes_on_repeats(rows: Sequence[Example], excluded_count: int) -> tuple[str,
     excluded_note = ""
     if excluded_count:
         left_out = "row is" if excluded_count == 1 else "rows are"
-        excluded_note = f"{excluded_count:,} {left_out} not trained with, since the same is asked about"
+        excluded_note = f"{excluded_count:,} {left_out} not trained with, since a held-out row asks the same"
     repeats = Repeats.of(rows)
     return *equal_notes(repeats), *filter(None, (excluded_note, repeats.contradiction_text()))
 

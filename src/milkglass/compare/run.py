@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,8 +41,9 @@ from milkglass.compare.result import (
     WayResult,
     worth_of,
 )
+from milkglass.compare.rows import ComparisonRows
 from milkglass.compare.training_checks import disk_warning, loss_fall, reported_losses, require_memory_for_ways
-from milkglass.compare.verdict import MAX_P_VALUE, verdict
+from milkglass.compare.verdict import MAX_P_VALUE, shows_nothing_learnt, verdict
 from milkglass.compare.ways import WAYS, ComparisonSettings, Way, WayAnswers
 from milkglass.deadline import until
 from milkglass.errors import JobFailed, MilkglassError
@@ -53,7 +55,7 @@ from milkglass.system import Stopwatch, WorkCost, memory_bytes, release_memory
 from milkglass.threat.budget import Budget
 
 TAKEN_OVER_SECONDS = 2.0  # seconds by the clock: a training that was made before is opened in less
-RUN_VERSION = 13  # the version of the files that a run keeps on disk
+RUN_VERSION = 14  # the version of the files that a run keeps on disk
 MIN_ATTACK_SECONDS = 15.0  # by the clock, for the attacks on one way; less where the budget is short
 KEEP_SECONDS = 45.0  # by the clock, to make the model that is kept again, though the time is over
 MIN_KEEP_SECONDS = 10.0  # by the clock; where the budget is short, a kept model has so many
@@ -62,7 +64,6 @@ MAX_SHARE_OVER = 0.1  # of the budget: the most by which the attacks on a way ma
 LONGER_FACTOR = 1.5  # attacks that were cut are run again if they get at least this many times the clock time
 
 KEEP_COMMAND = "{compare} --ways {name} --keep kept-{name}"  # keeps a way's model in a folder of its own
-LOSS_FELL = "its loss still fell when its training ended"  # how such a note of a way begins
 MEASURES = {"classification": "accuracy", "regression": "pearson", CHAT_TASK: "loss"}
 Report = Callable[[WayResult, float], None]  # receives a way as soon as it is known, and an estimate of seconds left
 
@@ -129,11 +130,11 @@ def compare(
         len(rows.train.texts), len(rows.held_out.texts), len(rows.attacked_texts), len(rows.class_names), merged,
         settings=settings.training.model_dump(),
         notes=(
-            *settings.notes, *_work_notes(merged), *_names_notes(merged, len(rows.attacked_texts)),
+            *settings.notes, *_pairs_notes(rows), *_work_notes(merged), *_names_notes(merged, len(rows.attacked_texts)),
             *_epochs_notes(settings, merged), *_taken_over_notes(settings, run.taken_over),
         ),
         taken_over=run.taken_over, larger_command=_larger_command(settings, merged),
-        origin={"run": name, **code_version(), "command": settings.commands.get("run", "")},
+        origin={"run": name, **code_version(), **_commands_of(settings, run.taken_over)},
     )  # fmt: skip
     if rows.task != CHAT_TASK:
         names = [way.name for way in compared.finished_ways if way.name in answers and way.name != "commonest"]
@@ -144,7 +145,8 @@ def compare(
         on_begin(f"the model that is kept in {kept_folder}")
         candidates = compared if not keeps_own_best else replace(compared, ways=tuple(results))
         best_with_model = candidates.best_local_with_model
-        if best_with_model is not None and (note := run.keep_model(best_with_model.name, kept_folder)):
+        is_learnt = not shows_nothing_learnt(compared)
+        if best_with_model is not None and (note := run.keep_model(best_with_model.name, kept_folder, is_learnt)):
             compared = replace(compared, notes=(*compared.notes, note))
             log(note)
         elif best_with_model is not None:
@@ -156,6 +158,12 @@ def compare(
     with_commands = tuple(_with_command(way, kept_folders, settings) for way in compared.ways)
     cost = run.stopwatch.cost() + run.earlier_cost
     return replace(compared, verdict=verdict(compared), ways=with_commands, cost=cost, kept_folders=kept_folders)
+
+
+def _commands_of(settings: ComparisonSettings, taken_over: Mapping[str, str]) -> dict[str, str]:
+    """Returns the command of a call as "command", and as "whole" one that runs all its ways and those taken over."""
+    command = settings.commands.get("run", "")
+    return {"command": command, "whole": settings.commands.get("compare", command) if taken_over else command}
 
 
 def _over_commonest(settings: ComparisonSettings, answers: Sequence[NDArray[Any]]) -> Difference | None:
@@ -190,6 +198,13 @@ def _smaller_ways(
     return tuple(name for name, p_value in p_values.items() if p_value > MAX_P_VALUE)
 
 
+def _pairs_notes(rows: ComparisonRows | ChatRows) -> tuple[str, ...]:
+    """Returns a sentence on what is attacked of pairs; nothing for other rows."""
+    if rows.task == CHAT_TASK or rows.train.pairs is None:
+        return ()
+    return ("Both texts of a pair are attacked, each by itself; the example is one of the two",)
+
+
 def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
     """Returns a sentence on how much work the attacks on a way had; nothing if no way was attacked."""
     readings = [way.reading for way in ways if way.reading is not None and not math.isnan(way.reading.work)]
@@ -204,12 +219,15 @@ def _work_notes(ways: Sequence[WayResult]) -> tuple[str, ...]:
 
 def _epochs_notes(settings: ComparisonSettings, ways: Sequence[WayResult]) -> tuple[str, ...]:
     """Returns a sentence on more epochs if the loss of a way still fell when its training ended."""
-    if not any(note.startswith(LOSS_FELL) for way in ways for note in way.notes):
+    falls = [(way.name, *way.loss_fall) for way in ways if way.loss_fall]
+    if not falls:
         return ()
     epochs = f"--epochs {2 * settings.training.n_epochs:g}"
+    names = ", ".join(f"{name} ({earlier:.2f} to {last:.2f})" for name, earlier, last in falls)
     return (
-        f"Where the loss still fell, {epochs} may give better answers; it is the loss of rows that are trained with, "
-        "which also falls where a model learns them by heart",
+        f"The loss still fell from the third quarter of a training to its last one: {names}. {epochs} may give better "
+        "answers, or none: it is the loss of rows that are trained with, which also falls where a model learns them by "
+        "heart",
     )
 
 
@@ -427,7 +445,7 @@ class _Run:
             empty_result, state="done", reason="", quality=way_quality, reading=reading,
             seconds=measured.seconds_per_1000_texts, setup=measured.setup_seconds, bytes=measured.bytes_per_text,
             more=measured.more,
-            notes=(*measured.notes, *(self._notes(measured) if may_learn_more else ())),
+            notes=measured.notes, loss_fall=self._loss_fall(measured) if may_learn_more else (),
             answers_digest=_answers_digest(measured.answers),
         )  # fmt: skip
         self._store(way, result, measured.answers, stopwatch.cost(), seconds)
@@ -438,24 +456,26 @@ class _Run:
         if (work := way.relative_training_cost(self.settings)) and seconds > TAKEN_OVER_SECONDS:
             self._training_seconds.append(seconds / work)
 
-    def _notes(self, measured: WayAnswers) -> tuple[str, ...]:
-        """Returns a note if the loss still fell when the training ended."""
+    def _loss_fall(self, measured: WayAnswers) -> tuple[float, ...]:
+        """Returns the mean losses of the training's last two quarters if the loss still fell, else nothing."""
         if measured.cell is None or not (losses := reported_losses(self.settings.cells / measured.cell.name / "job")):
             return ()
-        if (means := loss_fall(losses)) is None:
-            return ()
-        earlier_loss, last_loss = means
-        return (f"{LOSS_FELL}, from {earlier_loss:.2f} in the third quarter to {last_loss:.2f} in the last",)
+        return loss_fall(losses) or ()
 
-    def keep_model(self, name: str, folder: Path) -> str:
+    def keep_model(self, name: str, folder: Path, is_learnt: bool) -> str:
         """Keeps the model of a way in a folder, unless it is there. Returns "", or why it is not kept.
 
-        The model of an earlier run is made again, from its cell if it has one.
+        The model of an earlier run is made again, from its cell if it has one. The model of other rows that is in the
+        folder is moved to the folder of their run.
+
+        Args:
+            is_learnt: whether the comparison shows that any way has learnt anything.
         """
-        origin = {"way": name, "run": self.out.name}
+        origin = {"way": name, "run": self.out.name, "learnt": is_learnt}
         self._note_kept_folder(folder)
         if keep.is_kept(folder, origin):
             return ""
+        self._set_model_aside(folder)
         is_replaced = (folder / MARK).is_file()
         if name not in self.models:
             self.log(f"{WAYS[name].title}: made again, to be kept in {folder}")
@@ -475,6 +495,16 @@ class _Run:
         if is_replaced:
             self.log(f"{folder} had the model of another way or comparison; it is replaced")
         return ""
+
+    def _set_model_aside(self, folder: Path) -> None:
+        """Moves the model of another comparison in the same output folder to the folder of its run."""
+        other_run = self.out.parent / keep.kept_run(folder)
+        if not (folder / MARK).is_file() or other_run in (self.out, self.out.parent) or not other_run.is_dir():
+            return
+        target = other_run / "kept"
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.move(folder, target)
+        self.log(f"the model of other rows that was in {folder} is now {target}")
 
     def _note_kept_folder(self, folder: Path) -> None:
         """Remembers a folder in which a call may have kept a model, for the pages of later calls."""
@@ -681,6 +711,7 @@ def read_way(raw: Any) -> WayResult:
             else Difference(above.value, above.low, above.high, above.units, raw["above"]["p_value"]),
             "reading": reading,
             "notes": tuple(raw["notes"]),
+            "loss_fall": tuple(raw["loss_fall"]),
         }
     )
 

@@ -60,7 +60,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         )
     if not better_ways and (width := _smallest_difference(result, sent_ways)) is not None:
         sentences.append(
-            f"With {result.held_out:,} rows asked about and {_counted_comparisons(sent_ways)} beside what you have "
+            f"With {result.held_out:,} held-out rows and {_counted_comparisons(sent_ways)} beside what you have "
             f"alone, a difference of less than about {_width_text(result, width)} cannot be told from chance; "
             "four times as many rows halve that."
         )
@@ -197,9 +197,11 @@ def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...
         return (f"No way is better than {useless} in these rows.",)
     unit = " points" if result.measure == "accuracy" else ""
     p_value = math.ceil(1000 * difference.p_value - 1e-9) / 1000
+    count = math.ceil(100 * p_value)
+    how_often = "every comparison" if count >= 100 else f"up to {count} of 100 comparisons"
     return (
         f"The surest difference from {useless} is {gap_text(difference, result.measure)}{unit}. Among so many ways, "
-        f"chance alone gives one as sure in up to {math.ceil(100 * p_value)} of 100 comparisons (p-value {p_value:g}, "
+        f"chance alone may give one as sure in {how_often} (p-value {p_value:g}, "
         f"corrected for the number of ways; {MAX_P_VALUE} or less would show something).",
     )
 

@@ -645,7 +645,7 @@ WAYS: Catalogue[Way] = Catalogue(
     _halves_way("dp-forward", "a noisy vector a token (DP-Forward), epsilon 8", needs_all=True, trust="the noise"),
     DefenceWay(
         name="confidential", tasks=ALL_TASKS, title="the model as it is, in attested hardware",
-        group="confidential hardware", trust="the maker of the hardware, and the image that it proves",
+        group="confidential hardware", trust="the maker of the hardware, and the program that it proves to run",
         provider="a confidential machine and GPU", command="milkglass attest --help",
     ),
     DefenceWay(

@@ -6,6 +6,7 @@ by their usual names. The delimiter of a table is found from its first rows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ TABLE_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".json", "")  # a f
 SUFFIXES = (*JSON_SUFFIXES, *TABLE_SUFFIXES, ".parquet", ".txt")
 SPREADSHEET_SUFFIXES = (".xlsx", ".xls", ".xlsm", ".ods")
 READ_KINDS_TEXT = ".jsonl, .json, .csv, .tsv, .parquet or .txt"
+
+
+SAMPLED_ROWS, MIN_SECOND_TEXT_WORDS = 200, 3  # see `DataFile.likely_second_text`
 
 
 class InstructionColumns(NamedTuple):
@@ -99,8 +103,11 @@ class DataFile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        if len(set(self.named_columns)) < len(self.named_columns):
-            raise UsageError("two of the columns are one and the same", "give each its own")
+        for index, name in enumerate(self.named_columns):
+            if name in self.named_columns[:index]:
+                raise UsageError(
+                    f"the column {shown_name(name)} was given twice, for two purposes", "give each its own"
+                )
 
     @classmethod
     def of(cls, source: Source | str) -> DataFile:
@@ -244,6 +251,26 @@ class DataFile:
             CodecError: the first row cannot be read, or has no text.
         """
         return self._columns_of_first_row()[0]
+
+    def likely_second_text(self) -> str | None:
+        """Returns an unread column whose values look like second texts, such as claims beside evidence, or None.
+
+        It is looked for beside labels only, in the first SAMPLED_ROWS rows, if no column of second texts is read: most
+        of its values have MIN_SECOND_TEXT_WORDS words, and most differ.
+        """
+        columns_by_role = self.columns_by_role()
+        if columns_by_role["label"] is None or columns_by_role["text_pair"] is not None:
+            return None
+        values = dict[str, list[str]]()
+        for _, row in itertools.islice(self.rows(), SAMPLED_ROWS):
+            for name, value in row.items():
+                if name.strip() and name not in columns_by_role.values():
+                    values.setdefault(name, []).append(value if isinstance(value, str) else "")
+        for name, texts in values.items():
+            are_long = sum(len(text.split()) >= MIN_SECOND_TEXT_WORDS for text in texts) > len(texts) / 2
+            if are_long and len({*texts}) > len(texts) / 2:
+                return name
+        return None
 
     def columns_text(self, reads_labels: bool = True, identifier: str | None = None) -> str:
         """Returns which columns are read: "text from Question, label from Topic; not read: Id"; "" for lines of text.

@@ -38,7 +38,10 @@ _WORDS_PATTERN = re.compile(rf"(?!(?:{_NO_VALUE})$)[^\W\d](?:[^\d,;]{{0,30}}[^\W
 _NUMBER_PATTERN = re.compile(r"[+-]?\d[\d.,:/ -]*")
 MIN_NUMBER_ROWS = 5  # rows of numbers that show that the line above them is a header
 
-NAMING_HINT = "--text-column names the column of texts (in Python: DataFile(path, text=NAME))"
+NAMING_HINT = (
+    "--text-column names the column of texts, --pair-column that of second texts, --label-column that of labels (in "
+    "Python: DataFile(path, text=NAME))"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,17 @@ def note_columns(file: DataFile, reads_labels: bool = True, id_column: str | Non
         note(f"{file.name}: {description}")
 
 
+def note_second_text(file: DataFile) -> None:
+    """Prints a warning if a column that is not read looks like second texts, so that rows may be pairs."""
+    from milkglass.rows.place import shown_name
+
+    if column := file.likely_second_text():
+        note(
+            f"warning: the column {shown_name(column)} is not read, and looks like a second text: if rows are pairs, "
+            f"give --pair-column {shlex.quote(column)}"
+        )
+
+
 def note_skipped(name: str, blank_count: int, empty_count: int = 0) -> None:
     """Prints how many blank lines of a file were skipped, and how many rows with an empty field, if any were."""
     for count, noun in ((blank_count, "blank line"), (empty_count, "row with an empty field")):

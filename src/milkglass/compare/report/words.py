@@ -16,7 +16,7 @@ READ_MEANING = (
 GUESSING_MEANING = (
     "what is right if nothing is read and each word is taken for the commonest one: for names and other content words "
     "that of the attacker's own text (of all tokens, if the texts have no such words); for names and for numbers that "
-    "of the attacked texts themselves, which no attacker knows"
+    "of the attacked texts themselves, which no attacker knows. Only what is read beyond it counts against a way"
 )
 NOTHING, NOTHING_MEANING = "-", "nothing is sent, nothing has to be guessed, or no attack names words one by one"
 NOT_MEASURED = "not measured"
@@ -113,7 +113,7 @@ def next_line(result: ComparisonResult) -> str:
 
 def command_in_full(result: ComparisonResult) -> str:
     """Returns the comparison's command without --quick; "" if it has no such option."""
-    command = result.origin.get("command", "")
+    command = result.origin.get("whole", "")
     return command.replace(" --quick", "") if slower_alternative(command) else ""
 
 
