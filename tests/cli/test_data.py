@@ -132,9 +132,8 @@ def test_what_was_read_is_said_and_what_comes_next(tmp_path: Path) -> None:
     assert no_names.startswith("warning: 0 of 100 texts have a word that is taken for a name")
     assert lines == [
         "2 classes: billing 50, urgent 50",
-        "warning: `milkglass compare` asks about 40 of these rows. If two ways answer a quarter of them differently, "
-        "less than about 21 points between the ways cannot be told from chance. Four times as many rows halve that; "
-        "below a thousand rows there may be no verdict",
+        "warning: `milkglass compare` tests with 40 of these rows: of two ways of using a model, it may not see which "
+        "is better unless they differ by some 21 points. Four times as many rows halve that",
         f"next: milkglass compare demo:minilm {out} --quick",
     ]
     many = tmp_path / "many.csv"

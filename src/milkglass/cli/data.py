@@ -200,14 +200,14 @@ def _few_rows_warning(different_count: int) -> str:
     """
     from milkglass.rows.examples import comparison_row_count
 
-    asked = comparison_row_count(different_count)
-    smallest_difference = FIVE_WAYS_Z * math.sqrt(DIFFERING_SHARE / asked)
+    held_out_count = comparison_row_count(different_count)
+    smallest_difference = FIVE_WAYS_Z * math.sqrt(DIFFERING_SHARE / held_out_count)
     if smallest_difference < MAX_UNSAID_DIFFERENCE:
         return ""
     return (
-        f"warning: `milkglass compare` asks about {asked} of these rows. If two ways answer a quarter of them "
-        f"differently, less than about {100 * smallest_difference:.0f} points between the ways cannot be told from "
-        "chance. Four times as many rows halve that; below a thousand rows there may be no verdict"
+        f"warning: `milkglass compare` tests with {held_out_count} of these rows: of two ways of using a model, it may "
+        f"not see which is better unless they differ by some {100 * smallest_difference:.0f} points. Four times as many "
+        "rows halve that"
     )
 
 
