@@ -206,8 +206,8 @@ def _few_rows_warning(different_count: int) -> str:
         return ""
     return (
         f"warning: `milkglass compare` tests with {held_out_count} of these rows: of two ways of using a model, it may "
-        f"not see which is better unless they differ by some {100 * smallest_difference:.0f} points. Four times as many "
-        "rows halve that"
+        f"not see which is better unless they differ by some {100 * smallest_difference:.0f} points. Four times as "
+        "many rows halve that"
     )
 
 
