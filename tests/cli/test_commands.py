@@ -57,7 +57,9 @@ def test_help_says_what_the_commands_do() -> None:
     assert "Measure what a machine that you don't trust reads of the text that you send it" in shown
     assert "Show, back up and rotate keys." in shown
     assert "how much of its budget is spent" in " ".join(call("key", "--help").stdout.split())
-    assert "Scrambling the model before them is not counted" in " ".join(call("audit", "--help").stdout.split())
+    assert "Attacks have half of it at least, however long the preparation takes" in " ".join(
+        call("audit", "--help").stdout.split()
+    )
 
 
 def test_json_after_a_double_dash_is_a_word(encoder: Owner) -> None:

@@ -266,7 +266,7 @@ def test_texts_alone_do_not_look_at_labels(tmp_path: Path) -> None:
 
 
 def test_columns_that_make_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="same"):
+    with pytest.raises(UsageError, match="the column t was given twice"):
         DataFile(tmp_path / "a.csv", "t", "t")
     path = write(tmp_path, ".jsonl", ROWS)
     with pytest.raises(CodecError, match="asks .*label") as caught:
