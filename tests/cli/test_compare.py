@@ -308,7 +308,7 @@ def test_what_was_not_learnt_is_not_recommended_where_nothing_was_sent() -> None
     unfinished = replace(way("good", "words are scrambled", 0.8), state="not run", quality=None)
     unclear = replace(compared(unfinished), over_commonest=difference(0.02, -0.05, 0.09))
     first, *others = verdict(unclear)
-    assert first.startswith("This says nothing of what sending is worth") and "the way home has 72 % right" in first
+    assert first.startswith("These rows cannot tell what sending is worth") and "the way home has 72 % right" in first
     assert "No way that sends something was finished." in others
     command = "milkglass compare MODEL ROWS --quick --out out"
     kept = replace(unclear, kept="kept", kept_way="home", origin={"command": command, "whole": command})
@@ -421,6 +421,10 @@ def test_a_comparison_in_which_nothing_was_learnt_says_so() -> None:
     assert not any("smaller" in sentence for sentence in verdict(replace(unclear, smaller_ways=("home",)))[1:])
     in_haste = replace(unclear, origin={**unclear.origin, "command": "milkglass compare MODEL ROWS --quick --out out"})
     assert "leave out --quick" in verdict(in_haste)[0]
+    few = verdict(replace(in_haste, held_out=40))[0]
+    assert few.endswith("Give more rows: 40 held-out ones tell large differences only.")
+    whole = replace(in_haste, origin={**in_haste.origin, "whole": "milkglass compare MODEL ROWS --quick"})
+    assert words.next_line(whole) and not words.next_line(replace(whole, held_out=40)), "it would hardly tell more"
     for worse in (difference(-0.08, -0.15, -0.01), difference(math.nan, math.nan, math.nan)):
         assert "no way here is shown" in verdict(replace(result, over_commonest=worse))[0]
     clear = replace(result, over_commonest=difference(0.08, 0.01, 0.15))
@@ -437,7 +441,7 @@ def test_the_page_of_a_comparison_in_which_nothing_was_learnt_recommends_no_way(
     recommended = '<tr class="home"><th scope="row">the way home<small>the best with nothing sent</small>'
     assert recommended in page.render(learnt) and recommended not in page.render(unclear)
     html = page.render(unclear)
-    assert "which may say more</th><td><code>milkglass compare m r</code>" in html
+    assert "and may say more</th><td><code>milkglass compare m r</code>" in html
     assert "<code>kept</code>; no way here is shown to have learnt anything." in html
 
 
@@ -1087,9 +1091,14 @@ def test_a_kept_model_says_how_good_it_was(tmp_path: Path) -> None:
         (None, ""),
         (
             quality,
-            "this model had 60 % right (44 to 74) of 40 rows; naming the commonest class had 45 %: it is not shown",
+            "this model had 60 % right (44 to 74) of the 40 rows that it was chosen by; naming the commonest class had "
+            "45 %: it is not shown",
         ),
-        ({**quality, "low": 0.5}, "60 % right (50 to 74) of 40 rows; naming the commonest class had 45 %; the number"),
+        (
+            {**quality, "low": 0.5},
+            "60 % right (50 to 74) of the 40 rows that it was chosen by; naming the commonest class had 45 %; the "
+            "number",
+        ),
         ({**quality, "learnt": False, "low": 0.5}, "had 45 %: it is not shown to have learnt anything; the number"),
         (
             {**quality, "learnt": True},
@@ -1102,7 +1111,9 @@ def test_a_kept_model_says_how_good_it_was(tmp_path: Path) -> None:
         written = kept_model.quality_note(tmp_path)
         assert note in written and ("not shown" in written) == ("not shown" in note)
     (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "task": "regression", "held_out": quality}), "utf-8")
-    assert "a correlation of 0.60 (0.44 to 0.74) of 40 rows" in kept_model.quality_note(tmp_path)
+    assert "a correlation of 0.60 (0.44 to 0.74) of the 40 rows that it was chosen by" in kept_model.quality_note(
+        tmp_path
+    )
     assert "confidence" not in kept_model.quality_note(tmp_path), "a score has none"
     (tmp_path / kept_model.MARK).write_text(json.dumps({**mark, "held_out": quality, "learnt": "no"}), "utf-8")
     with pytest.raises(CorruptCheckpoint, match="learnt"):

@@ -178,3 +178,16 @@ def test_a_conversation_and_its_continuation_are_on_one_side() -> None:
     assert unrelated_indices([short, sibling], [long]) == [1], "the answer to hello is in the long one"
     assert unrelated_indices([long, sibling], [short]) == [], "both answer hello"
     assert unrelated_indices([sibling], [long]) == [0]
+
+
+def test_a_row_that_differs_in_punctuation_from_a_held_out_one_is_not_trained_with(tmp_path: Path) -> None:
+    """With a copy of each text, labels at random were learnt by heart, and 90 % of them answered."""
+    rng = np.random.default_rng(5)
+    texts = [" ".join(rng.choice([*"abcdefghij"], 12)) for _ in range(100)]
+    labels = rng.choice(["yes", "no"], 100).tolist()
+    copies = [texts, [f"{text.upper()}" for text in texts], [f"{text} ." for text in texts]]
+    entries = [{"text": text, "label": label} for part in copies for text, label in zip(part, labels, strict=True)]
+    found = read(written(tmp_path / "rows.jsonl", entries))
+    bare = [{text.lower().removesuffix(" .") for text in part.texts} for part in (found.train, found.held_out)]
+    assert bare[0].isdisjoint(bare[1]) and bare[0] and bare[1]
+    assert any("since a held-out row asks the same" in note for note in found.repeat_notes)

@@ -269,7 +269,11 @@ def test_names_of_columns_are_shown_if_they_stand_above_numbers(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("labels", "count", "said"),
     [
-        ([f"T-{i}" for i in range(89)] + ["T-0"], 90, "does it hold ids?"),
+        (
+            [f"T-{i}" for i in range(89)] + ["T-0"],
+            90,
+            "does it hold ids, or texts?",
+        ),
         (["billing", "urgent"] * 20, 40, "needs 80 different rows at least, and there are 40"),
     ],
 )

@@ -9,7 +9,6 @@ fewer than `MIN_CONTAINED_WORDS` words is part of nearly every long text, so it 
 
 from __future__ import annotations
 
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milkglass.metrics.text import WORD_PATTERN
+from milkglass.rows.repeats import letters_and_digits
 from milkglass.sequences import Ids, Sequences
 
 MIN_CONTAINED_WORDS = 3  # a text with fewer words is not searched for inside other texts
@@ -69,11 +69,6 @@ def tokenizer_round_trip(texts: Sequence[str], tokenizer: Any) -> list[str]:
         return []
     ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
     return [str(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-
-
-def letters_and_digits(text: str) -> str:
-    """Returns the letters and digits of a text in lower case: "Café, isn't" becomes "cafeisnt"."""
-    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).lower()))
 
 
 def _has_min_words(text: str) -> bool:

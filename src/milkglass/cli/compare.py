@@ -121,21 +121,22 @@ def compare(
     data_file.columns_by_role()
     if held_out is not None:
         held_out.columns_by_role()
-    from milkglass.compare.keep import require_apart, require_free
-    from milkglass.compare.prepare import halves_options, prepare
-    from milkglass.compare.report import page
-    from milkglass.compare.report.words import kept_line, legend, line, next_line, notes_of
-    from milkglass.compare.report.words import table as rows_of
-    from milkglass.compare.result import WayResult
-    from milkglass.compare.run import MEASURES, TimeLimits
-    from milkglass.compare.run import compare as run_ways
-    from milkglass.compare.ways import ComparisonSettings, choose_ways
-    from milkglass.rows.examples import Summary, read_texts
-    from milkglass.server.jobs.needs import size_text
-    from milkglass.server.settings import bytes_on_disk
-    from milkglass.server.spec import checked_settings
-    from milkglass.system import core_count
-    from milkglass.threat.budget import Budget
+    with report_activity(activity="load the libraries"):  # seconds on a busy machine
+        from milkglass.compare.keep import require_apart, require_free
+        from milkglass.compare.prepare import halves_options, prepare
+        from milkglass.compare.report import page
+        from milkglass.compare.report.words import kept_line, legend, line, next_line, notes_of
+        from milkglass.compare.report.words import table as rows_of
+        from milkglass.compare.result import WayResult
+        from milkglass.compare.run import MEASURES, TimeLimits
+        from milkglass.compare.run import compare as run_ways
+        from milkglass.compare.ways import ComparisonSettings, choose_ways
+        from milkglass.rows.examples import Summary, read_texts
+        from milkglass.server.jobs.needs import size_text
+        from milkglass.server.settings import bytes_on_disk
+        from milkglass.server.spec import checked_settings
+        from milkglass.system import core_count
+        from milkglass.threat.budget import Budget
 
     options = {"n_epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "max_length": max_length}
     checked_settings(options, option_of)  # so that a wrong value is reported before anything is read

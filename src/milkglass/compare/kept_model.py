@@ -180,7 +180,7 @@ def quality_note(folder: Path) -> str:
     doubt = "" if is_learnt else ": it is not shown to have learnt anything"
     confidence = "; the number beside an answer is the model's own confidence, often too high"
     return (
-        f"in the comparison this model had {found} of {quality['rows']} rows{useless}{doubt}"
+        f"in the comparison this model had {found} of the {quality['rows']} rows that it was chosen by{useless}{doubt}"
         f"{'' if mark['task'] == 'regression' else confidence}"
     )
 

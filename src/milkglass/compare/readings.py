@@ -236,7 +236,8 @@ def _masks(
     if is_hidden.any() and readings:
         shares = [(float((reading == tokens)[is_hidden].mean()), title) for title, reading in readings]
         most, guesser = max(shares, key=lambda share: share[0])
-        result |= {"masks guessed": most, "masked tokens": int(is_hidden.sum())}
+        commonest = floor_accuracies(truth.tokens, is_hidden, None, len(truth.ordinary))["commonest token"]
+        result |= {"masks guessed": most, "commonest mask": commonest, "masked tokens": int(is_hidden.sum())}
     return result, guesser
 
 
@@ -256,7 +257,10 @@ def _masks_in_words(masks: Mapping[str, float], guesser: str, is_cut: bool) -> t
         share_text = percent(masks["masks guessed"], is_cut, decimals=1)
         by = " from the text before them" if guesser == MaskFilling.title else f', by "{guesser}"'
         how = by if masks["masks guessed"] else ""
-        words.append(f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed{how}")
+        words.append(
+            f"{share_text} of {masks['masked tokens']:,.0f} masked tokens are guessed{how}; naming the commonest of "
+            f"them each time gives {percent(masks['commonest mask'], decimals=1)}"
+        )
     return tuple(words)
 
 

@@ -54,7 +54,8 @@ class Reading:
         summary: what is read, in words, where no share of content words is known; else "".
         more: further figures in words, such as what masking left, and attacks that may read more.
         masks: of masked text the shares "names left", "numbers left" and "masks guessed", and of how many tokens each
-            is: "name tokens", "number tokens", "masked tokens".
+            is: "name tokens", "number tokens", "masked tokens". "commonest mask" is the share of masked tokens that are
+            the commonest one of them, which no attacker knows: what guessing gives at most.
         example: one text, as the attacker reads it.
     """
 

@@ -11,6 +11,7 @@ from milkglass.metrics.percent import percent
 
 MAX_P_VALUE = 0.05  # the chance that any of the ways is called better though none is
 MAX_HIDDEN_SHARE_READ = 0.10  # a way of which more content words, names or numbers are read does not hide text
+MIN_TELLING_ROWS = 200  # held-out rows; with 200, less than some 9 points is not told from chance (cli/data.py)
 MIN_TEXTS_OF_A_CLASS = 10  # a share of names or numbers is taken for measured if so many texts have any
 
 
@@ -25,10 +26,14 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
     if is_nothing_learnt:
         useless = "naming the mean score" if result.measure == "pearson" else "naming the commonest class"
         holder = "" if best_local.name == "commonest" else f"{best_local.title} has "
+        advice = (
+            f"Give more rows: {result.held_out} held-out ones tell large differences only"
+            if needs_more_rows(result)
+            else f"Give more rows or --epochs{slower_alternative(result.origin.get('command', ''))}"
+        )
         sentences = [
-            f"This says nothing of what sending is worth: no way here is shown to beat {useless} "
-            f"({holder}{quality_text(result, best_local)}). Give more rows or --epochs"
-            f"{slower_alternative(result.origin.get('command', ''))}.",
+            f"These rows cannot tell what sending is worth: no way here is shown to beat {useless} "
+            f"({holder}{quality_text(result, best_local)}). {advice}.",
             *_surest_difference(result, useless),
         ]
     else:
@@ -82,7 +87,7 @@ def verdict(result: ComparisonResult) -> tuple[str, ...]:
         way.title for way in result.ways if way.state in ("failed", "not run") and not way.is_local
         and way.group not in UNCHANGED_GROUPS
     ]  # fmt: skip
-    if unread and attacked_ways:
+    if unread:
         was, it_is = ("was", "it is") if len(unread) == 1 else ("were", "they are")
         sentences.append(
             f"{_capitalised(_enumeration(unread))} {was} not finished: what {it_is} worth, and what is read, is not "
@@ -186,6 +191,11 @@ def shows_nothing_learnt(result: ComparisonResult) -> bool:
     if difference is None or (difference.value > 0 and difference.p_value <= MAX_P_VALUE):
         return False
     return not _better_ways(result, [way for way in result.finished_ways if not way.is_local])
+
+
+def needs_more_rows(result: ComparisonResult) -> bool:
+    """Returns whether so few rows are held out that a longer comparison of them would hardly tell more."""
+    return result.measure != "loss" and result.held_out < MIN_TELLING_ROWS
 
 
 def _surest_difference(result: ComparisonResult, useless: str) -> tuple[str, ...]:

@@ -273,7 +273,7 @@ def require_classes(source: Source, summary: Summary) -> None:
         raise CodecError(
             f"{column} has {label_count:,} labels in {summary.row_count:,} rows, and {single_count:,} of them are in "
             "one row only",
-            "does it hold ids? --label-column NAME takes another column",
+            "does it hold ids, or texts? --label-column NAME takes another column",
         )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from milkglass.rows.examples import Example
@@ -64,7 +65,7 @@ def question_digest(row: Example) -> bytes:
 
     Capitals and the kind and number of spaces make no difference, nor do the ids of calls to tools.
     """
-    return _question_digests(row)[-1]
+    return _question_digests(row, _folded)[-1]
 
 
 def answer_digest(row: Example) -> bytes:
@@ -85,11 +86,13 @@ def distinct_indices(rows: Sequence[Example]) -> list[int]:
 def unrelated_indices(rows: Sequence[Example], others: Collection[Example]) -> list[int]:
     """Returns the indices of the rows that ask no question of `others`, in order.
 
+    Punctuation and spaces make no difference: a model knows the answer to a text that it was trained with a full stop.
     A conversation is left out, too, if it is the beginning of another one in `others`, or continues one.
     """
-    last_questions = {question_digest(row) for row in others}
-    all_questions = last_questions.union(*map(_question_digests, others))
-    questions_of_rows = map(_question_digests, rows)
+    questions_of_others = [_question_digests(row, _bare) for row in others]
+    last_questions = {questions[-1] for questions in questions_of_others}
+    all_questions = last_questions.union(*questions_of_others)
+    questions_of_rows = (_question_digests(row, _bare) for row in rows)
     return [
         index for index, questions in enumerate(questions_of_rows)
         if questions[-1] not in all_questions and last_questions.isdisjoint(questions)
@@ -113,15 +116,24 @@ def overlap_warning(name: str, evaluation_rows: Sequence[Example], training_rows
     )
 
 
-def _question_digests(row: Example) -> list[bytes]:
-    """Returns a digest of each question of a row. A conversation has one for each answer, the last one last."""
+def letters_and_digits(text: str) -> str:
+    """Returns the letters and digits of a text in lower case: "Café, isn't" becomes "cafeisnt"."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).lower()))
+
+
+def _question_digests(row: Example, form: Callable[[str], str]) -> list[bytes]:
+    """Returns a digest of each question of a row. A conversation has one for each answer, the last one last.
+
+    Args:
+        form: returns what of a text counts.
+    """
     if row.kind != "chat":
-        return [_digest(*_folded(row.text, row.pair or ""))]
+        return [_digest(form(row.text), form(row.pair or ""))]
     tools = json.dumps(row.tools, default=str, sort_keys=True)
     answer_places = [place for place, message in enumerate(row.messages) if _is_answer(message)]
     if not row.messages or not _is_answer(row.messages[-1]):
         answer_places.append(len(row.messages))
-    texts = _folded(*map(_message_text, row.messages))
+    texts = [form(_message_text(message)) for message in row.messages]
     return [_digest(tools, *texts[:place]) for place in answer_places]
 
 
@@ -140,9 +152,14 @@ def _message_text(message: Message) -> str:
     return f"{message.get('content') or ''}\n{json.dumps([calls, other_fields], default=str, sort_keys=True)}"
 
 
-def _folded(*texts: str) -> list[str]:
-    """Returns texts in lower case, with one blank for each run of white space."""
-    return [" ".join(text.split()).casefold() for text in texts]
+def _folded(text: str) -> str:
+    """Returns a text in lower case, with one blank for each run of white space."""
+    return " ".join(text.split()).casefold()
+
+
+def _bare(text: str) -> str:
+    """Returns the letters and digits of a text, or the folded text if it has none."""
+    return letters_and_digits(text) or _folded(text)
 
 
 def _digest(*texts: str) -> bytes:

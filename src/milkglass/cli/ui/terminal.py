@@ -340,5 +340,6 @@ def print_classifications(results: Sequence[Classified], as_json: bool, row_name
         say(json_text({"results": [{**document, **({"row": name} if name else {})} for document, name in rows]}))
         return
     for result, name in zip(results, names, strict=True):
-        answer = f"{result.label}\t{result.probability:.3f}" if result.score is None else f"{result.score:.4g}"
+        label = " ".join(result.label.split())  # one line an answer, whatever the label
+        answer = f"{label}\t{result.probability:.3f}" if result.score is None else f"{result.score:.4g}"
         say(f"{answer}\t{name}" if name else answer)

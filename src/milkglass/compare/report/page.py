@@ -36,6 +36,7 @@ def render(result: ComparisonResult) -> str:
     templates.globals["unknown_meaning"] = words.UNKNOWN_MEANING
     templates.globals["nothing_meaning"] = words.NOTHING_MEANING
     templates.globals["has_unmeasured"] = words.has_unmeasured(result)
+    templates.globals["in_full_meaning"] = words.IN_FULL_MEANING
     templates.globals["command_in_full"] = words.command_in_full(result)
     templates.globals["is_nothing_learnt"] = is_nothing_learnt = shows_nothing_learnt(result)
     best = None if is_nothing_learnt else result.best_local

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from milkglass.compare.result import UNCHANGED_GROUPS, ComparisonResult, WayResult, slower_alternative
-from milkglass.compare.verdict import shows_nothing_learnt
+from milkglass.compare.verdict import needs_more_rows, shows_nothing_learnt
 from milkglass.metrics.interval import Interval
 from milkglass.metrics.percent import percent, percent_with_interval
 
@@ -25,6 +25,7 @@ UNKNOWN_MEANING = (
     "letter (A to Z) inside a sentence"
 )
 MUCH_MORE = 0.05  # a share of names or numbers stands in a way's line if it is so much above that of content words
+IN_FULL_MEANING = "the same comparison in full, which takes some three times as long, and may say more"
 QUALITY_NAMES = {"accuracy": "right answers", "pearson": "correlation", "loss": "loss"}
 
 
@@ -99,7 +100,7 @@ def next_line(result: ComparisonResult) -> str:
     """
     if shows_nothing_learnt(result):
         in_full = command_in_full(result)
-        return f"next: {in_full}   (the same comparison in full, which may say more)" if in_full else ""
+        return f"next: {in_full}   ({IN_FULL_MEANING})" if in_full else ""
     best_local, with_command = result.best_local, [way for way in result.finished_ways if way.command]
     best_kept = best_local.name if best_local is not None and best_local.name in result.kept_folders else ""
     kept = next((way for way in with_command if way.name == (result.kept_way or best_kept)), None)
@@ -112,8 +113,8 @@ def next_line(result: ComparisonResult) -> str:
 
 
 def command_in_full(result: ComparisonResult) -> str:
-    """Returns the comparison's command without --quick; "" if it has no such option."""
-    command = result.origin.get("whole", "")
+    """Returns the comparison's command without --quick; "" if it has no such option, or only more rows help."""
+    command = "" if needs_more_rows(result) else result.origin.get("whole", "")
     return command.replace(" --quick", "") if slower_alternative(command) else ""
 
 
